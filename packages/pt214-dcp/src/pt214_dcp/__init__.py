@@ -1,0 +1,3 @@
+"""Asynchronous, crash-safe distributed checkpoints."""
+
+__all__: list[str] = []

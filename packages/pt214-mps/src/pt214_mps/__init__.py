@@ -1,0 +1,3 @@
+"""Native Metal kernels and honest fallbacks for PyTorch on Apple GPUs."""
+
+__all__: list[str] = []
