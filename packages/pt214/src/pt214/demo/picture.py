@@ -1,0 +1,45 @@
+"""``demo.png``: loss by step above, world size and checkpoint stalls below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pt214.demo.timeline import Timeline
+
+__all__ = ["draw"]
+
+
+def draw(timeline: Timeline, path: Path) -> None:
+    """Draw one run. Needs matplotlib, which ``pt214[demo]`` brings."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(9, 6.5), height_ratios=(2, 1), layout="constrained"
+    )
+    steps = sorted(timeline.losses)
+    top.plot(steps, [timeline.losses[step] for step in steps], color="tab:blue", lw=1, label="loss")
+    for number, save in enumerate(timeline.checkpoints):
+        label = "checkpoint" if number == 0 else None
+        top.axvline(save.step, color="tab:green", lw=0.8, alpha=0.5, label=label)
+    top.set(xlabel="step", ylabel="loss (nats a byte)", title="Training through a lost rank")
+
+    times = [time_s - timeline.start_s for time_s, _ in timeline.world]
+    sizes = [size for _, size in timeline.world]
+    end = max((t[0] for m in timeline.commits.values() for t in m.values()), default=0.0)
+    times.append(max(end - timeline.start_s, times[-1] if times else 0.0))
+    bottom.step(times, [*sizes, sizes[-1] if sizes else 0], where="post", color="tab:orange")
+    bottom.set(
+        xlabel="seconds since the start", ylabel="ranks", ylim=(0, max(sizes, default=1) + 1)
+    )
+    if timeline.fault is not None:
+        hit_s, member, step = timeline.fault
+        healed = timeline.recovery_s
+        note = f"member {member} lost" + (f", next commit {healed:.2f} s later" if healed else "")
+        top.axvline(step, color="tab:red", ls="--", lw=1, label=note)
+        bottom.axvline(hit_s - timeline.start_s, color="tab:red", ls="--", lw=1)
+    top.legend(loc="upper right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
