@@ -99,7 +99,7 @@ class _Saver:
             held_out_loss=loss,
             blocked_s=handle.blocked_s,
             durable_s=handle.durable_s,
-            size_bytes=handle.size_bytes,
+            size_bytes=handle.rank_size_bytes,
         )
 
     def _abandon(self) -> None:
