@@ -51,8 +51,13 @@ class _Conductor:
         self._fault_at = options.steps // 3
         self._job: Any = None
         self._watch = True
+        self._told = False
         self.timeline = Timeline(time.monotonic())
-        self._bar = tqdm(total=options.steps, unit="step", dynamic_ncols=True, leave=False)
+        # Without a terminal (disable=None) the bar is silent and _on_commit prints tenths instead.
+        self._bar = tqdm(
+            total=options.steps, unit="step", dynamic_ncols=True, leave=False, disable=None
+        )
+        self._last_step = -1
 
     def say(self, text: str) -> None:
         """One line of the story, above the progress bar."""
@@ -80,7 +85,6 @@ class _Conductor:
             on_event=self._on_event,
         )
         code = self._job.run()
-        self._bar.refresh()
         if code != 0:
             self._bar.close()
             raise DemoError(f"the ranks ended with status {code}; their output is in {logs}")
@@ -115,7 +119,7 @@ class _Conductor:
         if not self._watch:
             return
         self.timeline.on_commit(event.time_s, event.member, event.step)
-        self._bar.update(max(0, event.step + 1 - self._bar.n))
+        self._progress(event.step)
         healed = self.timeline.recovery_s
         if healed is not None and not self._told:
             self._told = True
@@ -123,7 +127,16 @@ class _Conductor:
         if self.timeline.fault is None and event.step >= self._fault_at:
             self._hit(event)
 
-    _told = False
+    def _progress(self, step: int) -> None:
+        if step <= self._last_step:
+            return
+        self._bar.update(step - self._last_step)
+        self._last_step = step
+        if self._bar.disable and (step + 1) % max(1, self._options.steps // 10) == 0:
+            loss = self.timeline.losses.get(step - 1)
+            self.say(
+                f"step {step + 1} of {self._options.steps}" + (f", loss {loss:.3f}" if loss else "")
+            )
 
     def _hit(self, event: Any) -> None:
         if self._options.fault is Fault.NONE:
@@ -136,7 +149,7 @@ class _Conductor:
             os.kill(workers[victim], _SIGNALS[self._options.fault])
 
     def _on_custom(self, event: Any) -> None:
-        data = dict(event.data)
+        data = {**event.data, "step": event.step}
         self.timeline.on_custom(event.member, data)
         if data["name"] == "trained":
             self._bar.set_postfix(loss=f"{self.timeline.losses[data['step']]:.3f}", refresh=False)
