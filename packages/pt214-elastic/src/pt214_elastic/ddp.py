@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -35,7 +36,7 @@ class ElasticDDP(nn.Module):
         old: DistributedDataParallel | None = self.__dict__["_inner"]
         if old is not None:
             # Else the old reducer's hooks would live on until the garbage collector comes.
-            old.reducer._remove_autograd_hooks()  # type: ignore[attr-defined]
+            old.reducer._remove_autograd_hooks()
             self.__dict__["_inner"] = None
         inner = DistributedDataParallel(self.module, init_sync=False, **self._kwargs)
         # A lambda: torch compares a hook's annotations by identity, and ours are strings.
@@ -58,7 +59,7 @@ class ElasticDDP(nn.Module):
         inner = self.__dict__["_inner"]
         return self.module(*args, **kwargs) if inner is None else inner(*args, **kwargs)
 
-    def _sum(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         divisor = self.divisor
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from pt214_elastic import options
 from pt214_elastic.client import Client
@@ -37,7 +38,7 @@ class Link:
             if options.started_by_torchrun():
                 init_process_group(backend, timeout=timeout)
             else:
-                store = dist.HashStore()
+                store = HashStore()
                 init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
         self.member = dist.get_rank()
         self.epoch = 1
@@ -115,7 +116,7 @@ class JobLink(Link):
         self.member = place.member
         self.job_epoch = self._client.job_epoch
         self.left = False
-        options.on_option(lambda name, value: self._client.send("policy", **{name: value}))
+        options.on_option(lambda name, value: self._client.send("policy", on_fault=value))
 
     @property
     def epoch(self) -> int:  # type: ignore[override]

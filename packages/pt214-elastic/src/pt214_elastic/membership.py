@@ -174,8 +174,8 @@ def _wait_for_ranks(state: State, world: int, at_least: int) -> tuple[State, lis
         return _form(state, (), tuple(sorted(state.joiners)), (), 0)
     return _ended(
         state,
-        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s, or"
-        " nobody is left to come; lower min_ranks or raise max_restarts",
+        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s,"
+        " or nobody is left to come; lower min_ranks or raise max_restarts",
     )
 
 
