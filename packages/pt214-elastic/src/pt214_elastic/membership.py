@@ -22,7 +22,7 @@ Invariants: epochs rise by one; members of an epoch hold the same record; base n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -179,12 +179,17 @@ def _wait_for_ranks(state: State, world: int, at_least: int) -> tuple[State, lis
     )
 
 
+def base_step_of(holders: Sequence[Standing]) -> int:
+    """How many steps count for everybody: what every survivor has applied or can apply."""
+    return min(item.committed + item.complete for item in holders)
+
+
 def _reform(state: State) -> tuple[State, list[Message]]:
     reports = [state.reports[member] for member in state.members]
     holders = [item for item in reports if item.filled]
     if not holders:
         return _ended(state, "no living member holds the training state")
-    base = min(item.committed + item.complete for item in holders)
+    base = base_step_of(holders)
     ahead = max(item.committed for item in holders)
     if ahead > base or base < state.base_step:
         return _ended(state, f"a member has applied step {ahead} and another cannot: base {base}")
