@@ -54,7 +54,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Event],
         code,
         [(path.name, path.read_text()[-2000:]) for path in sorted(folder.glob("*.err"))],
     )
-    yield events, folder
+    yield events, folder  # noqa: PT022
 
 
 def named(events: list[Event], name: str) -> list[Event]:

@@ -1,6 +1,7 @@
 """The shape of torch's DDP tutorial: nothing of this package is imported."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ def main() -> None:
     opt.step()
     total = torch.tensor([float(os.environ["LOCAL_RANK"])])
     dist.all_reduce(total)
-    print(f"rank {rank} of {dist.get_world_size()} sum {total.item()}")
+    sys.stdout.write(f"rank {rank} of {dist.get_world_size()} sum {total.item()}\n")
     dist.destroy_process_group()
 
 

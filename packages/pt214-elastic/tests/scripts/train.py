@@ -24,10 +24,10 @@ class Bomb:
 
     armed = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return {"n": 0}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
         if self.armed:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -44,7 +44,7 @@ def digest() -> str:
     return "".join(
         p.detach().reshape(-1).view(torch.int32).sum().item().__str__() + ","
         for p in model.parameters()
-    )  # noqa: E501
+    )  # noqa: E501, RUF100
 
 
 def train(until: int) -> None:
