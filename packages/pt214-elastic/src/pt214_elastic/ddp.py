@@ -17,6 +17,8 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from pt214_elastic.pending import Pending
+
 
 class ElasticDDP(nn.Module):
     """What ``wrap_ddp`` returns: calls the wrapper of the current epoch.
@@ -24,8 +26,9 @@ class ElasticDDP(nn.Module):
     Its ``state_dict`` is DDP's (names start with ``module.``); track the plain module instead.
     """
 
-    def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
+    def __init__(self, module: nn.Module, pending: Pending, **ddp_kwargs: Any) -> None:
         super().__init__()
+        self._pending = pending
         self.module = module
         self._kwargs = ddp_kwargs
         self.__dict__["_inner"] = None  # not a submodule: parameters must be listed once
@@ -63,8 +66,7 @@ class ElasticDDP(nn.Module):
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         divisor = self.divisor
 
-        def scale(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            total = future.value()[0]
+        def scale(total: torch.Tensor) -> torch.Tensor:
             return total if divisor == 1.0 else total.div_(divisor)
 
-        return work.get_future().then(scale)
+        return self._pending.follow(work, scale)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +40,7 @@ class Link:
             else:
                 store = HashStore()
                 init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+        self.on_broken: Callable[[], None] = lambda: None
         self.member = dist.get_rank()
         self.epoch = 1
         self.left = False
@@ -110,7 +111,8 @@ class JobLink(Link):
         self, place: Place, backend: str, timeout: timedelta, in_place: bool | None = None
     ) -> None:
         self._sockets = Sockets()
-        self._client = Client(place, on_fault=lambda epoch: void(self._sockets.cut(epoch)))
+        self.on_broken = lambda: None
+        self._client = Client(place, self._sockets.cut, lambda: self.on_broken())
         self._store = CoordinatorStore(self._client)
         self._group = Group(self._store, place.member, backend, timeout, in_place)
         self.member = place.member
@@ -205,7 +207,3 @@ class JobLink(Link):
         if record is None:
             raise JobFailed("the job was done before this member entered")
         return record
-
-
-def void(_: object) -> None:
-    """Drop a result."""
