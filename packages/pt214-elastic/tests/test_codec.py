@@ -34,7 +34,7 @@ def test_a_transposed_tensor_comes_back_equal() -> None:
 
 
 def test_plain_values_keep_their_types() -> None:
-    tree = {0: (1, 2.5, "x"), "n": None, "t": True, "l": [[], {}], "d": torch.bfloat16}
+    tree: object = {0: (1, 2.5, "x"), "n": None, "t": True, "l": [[], {}], "d": torch.bfloat16}
     assert through(tree) == tree
     assert through({"f": math.inf}) == {"f": math.inf}
 

@@ -93,7 +93,7 @@ def test_parameters_are_bitwise_equal_on_all_ranks_at_the_end(
 
 
 def test_parameters_are_bitwise_equal_after_each_step(job: tuple[list[Event], Path]) -> None:
-    digests = defaultdict(set)
+    digests: dict[int, set[str]] = defaultdict(set)
     for event in named(job[0], "seen"):
         if event.step is not None and event.step < STEPS:
             digests[event.step].add(event.data["digest"])
@@ -114,7 +114,7 @@ def test_a_stale_divisor_would_be_caught(job: tuple[list[Event], Path]) -> None:
 
 def test_no_sample_is_lost_or_doubled(job: tuple[list[Event], Path]) -> None:
     lost_after_vote = {31}  # its rank died after the vote, before it could tell what it saw
-    seen = defaultdict(list)
+    seen: dict[int, list[int]] = defaultdict(list)
     for event in named(job[0], "seen"):
         if event.step is not None:
             seen[event.step] += event.data["samples"]

@@ -64,8 +64,12 @@ class Client:
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
         self._sock, self._channel = self._connect(place)
-        self.send("hello", member=place.member, pid=os.getpid())
-        self._welcome(self._take_first())
+        try:
+            self.send("hello", member=place.member, pid=os.getpid())
+            self._welcome(self._take_first())
+        except WireError:
+            self._sock.close()
+            raise
         threading.Thread(target=self._receive, name="pt214-elastic", daemon=True).start()
 
     # -- connection -------------------------------------------------------------------------
