@@ -49,6 +49,7 @@ class Client:
         self.epoch = 0  # of the record last taken by the main thread
         self.regroup_wanted = False  # somebody waits to enter: vote for a regroup
         self.broken_s = 0.0  # when the last fault was heard of
+        self.policy: str | None = None  # the launcher's, when this process came
         self.job_epoch = 0  # the coordinator's epoch when this process came
         self._on_fault = on_fault
         self._on_broken = on_broken
@@ -107,6 +108,7 @@ class Client:
 
     def _welcome(self, header: dict[str, Any]) -> None:
         self.job_epoch = int(header["epoch"])
+        self.policy = header["policy"]
         if header["ended"]:
             self._end = (True, "the job was over before this process came")
 

@@ -66,6 +66,7 @@ class Coordinator:
         self.end: records.End | None = None
         self.record: records.Record | None = None
         self.on_policy: Callable[[str | None, int | None], None] = lambda policy, ranks: None
+        self.policy: str | None = None  # told to members that come
         self._key = key
         self._note = note
         self._store = KeyValues()
@@ -263,7 +264,10 @@ class Coordinator:
         assert peer.channel is not None
         peer.channel.max_frame_bytes = wire.MAX_FRAME_BYTES
         ended = self.end is not None or self.finished
-        self._send(peer, {"op": "welcome", "epoch": self.state.epoch, "ended": ended})
+        self._send(
+            peer,
+            {"op": "welcome", "epoch": self.state.epoch, "ended": ended, "policy": self.policy},
+        )
 
     def _report(self, member: int, header: dict[str, Any]) -> None:
         standing = records.Standing(

@@ -107,6 +107,7 @@ class Launcher:
         self._early_since_s = 0.0
         self._code = 0
         self._to_spawn: list[int] = []
+        self._dismissed: set[int] = set()
         self._spawn_at_s = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -116,6 +117,7 @@ class Launcher:
         state = membership.State(nproc, min_ranks, patience_s, now_s=time.monotonic())
         self._coordinator = Coordinator(self._key, state, self._note)
         self._coordinator.on_policy = self._take_policy
+        self._coordinator.policy = str(self._policy)
         self._coordinator.selector.register(self._wake_read, selectors.EVENT_READ, self._drain_wake)
 
     # -- for the caller ---------------------------------------------------------------------
@@ -182,6 +184,8 @@ class Launcher:
         lost = code != 0 or (was_member and not finished)
         event = records.Lost(worker.member) if lost and code else records.Left(worker.member)
         coordinator.tell(event)
+        if worker.member in self._dismissed:
+            return
         if code == 0 or coordinator.end is not None or self._stop_signal is not None:
             return
         if finished:
@@ -252,6 +256,7 @@ class Launcher:
         """Spares and late replacements have nothing to enter any more."""
         for worker in self._workers.values():
             if worker.member not in self._coordinator.state.members:
+                self._dismissed.add(worker.member)
                 worker.signal(signal.SIGKILL)
 
     def _begin_end(self) -> None:
@@ -311,6 +316,7 @@ class Launcher:
     def _take_policy(self, policy: str | None, min_ranks: int | None) -> None:
         if policy is not None:
             self._policy = OnFault.parse(policy)
+            self._coordinator.policy = policy
         if min_ranks is not None:
             state = self._coordinator.state
             ranks = max(1, min(min_ranks, self._nproc))

@@ -135,6 +135,10 @@ class JobLink(Link):
         """Members named in the last fault."""
         return self._client.lost
 
+    @property
+    def policy(self) -> OnFault:  # noqa: D102
+        return OnFault.parse(options.get_option("on_fault") or self._client.policy or "rejoin")
+
     def is_broken(self) -> bool:  # noqa: D102
         return self._client.is_broken(self.epoch)
 
