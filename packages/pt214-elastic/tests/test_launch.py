@@ -105,6 +105,13 @@ def test_plain_ddp_runs_unchanged(tmp_path: Path) -> None:
     assert text == "rank 0 of 2 sum 1.0\nrank 1 of 2 sum 1.0\n"
 
 
+def test_the_same_error_on_every_rank_ends_the_job_with_its_message(tmp_path: Path) -> None:
+    events: list[Event] = []
+    cmd = [sys.executable, str(SCRIPTS / "all_fail.py")]
+    assert Launcher(cmd, nproc=2, log_dir=tmp_path, on_event=events.append).run() == 1
+    assert "ValueError: the same mistake everywhere" in events[-1].data["reason"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

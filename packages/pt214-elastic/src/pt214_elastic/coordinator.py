@@ -66,6 +66,7 @@ class Coordinator:
         self.end: records.End | None = None
         self.record: records.Record | None = None
         self.on_policy: Callable[[str | None, int | None], None] = lambda policy, ranks: None
+        self.last_error = ""  # of a member that left with one
         self.policy: str | None = None  # told to members that come
         self._key = key
         self._note = note
@@ -237,6 +238,7 @@ class Coordinator:
                 self.tell(records.Suspected(member, int(header["epoch"])))
             case "leave":
                 self._note(Kind.CUSTOM, member=member, name="leave", error=header["error"])
+                self.last_error = str(header["error"]) or self.last_error
                 event = records.Lost(member) if header["error"] else records.Left(member)
                 self.tell(event)
             case "committed":

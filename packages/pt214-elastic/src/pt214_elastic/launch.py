@@ -240,7 +240,7 @@ class Launcher:
     def _enforce_end(self) -> None:
         coordinator = self._coordinator
         if coordinator.end is not None and not coordinator.end.ok and self._kill_at_s is None:
-            log.error("job failed: %s", coordinator.end.reason)
+            log.error("job failed: %s", self._reason())
             self._code = self._code or 1
             self._begin_end()
         if self._stop_signal is not None and self._kill_at_s is None:
@@ -266,11 +266,15 @@ class Launcher:
             worker.signal(signal.SIGTERM)
 
     def _finish(self) -> int:
-        end = self._coordinator.end
-        reason = end.reason if end is not None else ""
         rejected = dict(self._coordinator.rejected)
-        self._note(Kind.END, code=self._code, reason=reason, rejected=rejected)
+        self._note(Kind.END, code=self._code, reason=self._reason(), rejected=rejected)
         return self._code
+
+    def _reason(self) -> str:
+        end, error = self._coordinator.end, self._coordinator.last_error
+        if end is None or end.ok:
+            return end.reason if end is not None else ""
+        return f"{end.reason}; the last error was {error}" if error else end.reason
 
     # -- pieces -----------------------------------------------------------------------------
 
