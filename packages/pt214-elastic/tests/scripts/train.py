@@ -54,18 +54,15 @@ def train(until: int) -> None:
                 loss = weight * nn.functional.mse_loss(net(x), y)
                 harm(step.n, "forward")
                 loss.backward()
+            passes = data.passes(step.n, el.world_size, el.rank)
+            mine = [sample for item in passes if item.weight for sample in item.samples]
+            el.emit("dealt", step=step.n, samples=mine)
             harm(step.n, "vote")
             opt.step()
             harm(step.n, "after")
             opt.zero_grad()
         if step.committed:
-            mine = [
-                s
-                for p in data.passes(step.n, el.world_size, el.rank)
-                if p.weight
-                for s in p.samples
-            ]
-            el.emit("seen", step=step.n, samples=mine, digest=digest())
+            el.emit("seen", step=step.n, digest=digest())
             if step.n in WAIT_AFTER:
                 bomb.armed = step.n == max(w for w in WAIT_AFTER if w < 20) and el.member_id == BOMB
                 el.wait_for_world(4, 60)
