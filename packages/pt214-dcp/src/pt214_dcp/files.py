@@ -1,8 +1,8 @@
-"""The few ways this part touches files: new ones only, whole records, made durable.
+r"""The few ways this part touches files: new ones only, whole records, made durable.
 
 A record is one JSON text inside an envelope that holds its digest::
 
-    {"blake2b":"<32 hex digits>","body":<canonical JSON>}\\n
+    {"blake2b":"<32 hex digits>","body":<canonical JSON>}\n
 
 Canonical means sorted keys and no spaces, so that each byte of the file is covered: by the digest
 or by the fixed text around it.
