@@ -81,7 +81,7 @@ def test_a_commit_that_names_another_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, -1.0, float("nan")])
 def test_a_timeout_that_is_not_above_zero_is_refused(tmp_path: Path, number: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s is .*; it must be above 0"):
+    with pytest.raises(ValueError, match=r"timeout_s is .*; it must be above 0"):
         pt214_dcp.save({"n": 1}, tmp_path, timeout_s=number)
 
 

@@ -70,7 +70,7 @@ def trained(name: str) -> dict[str, Any]:
         optimizer.zero_grad()
         x = torch.tensor([1, 2]) if name == "SparseAdam" else torch.randn(2, 4)
 
-        def loss() -> torch.Tensor:
+        def loss(x: torch.Tensor = x) -> torch.Tensor:
             value: torch.Tensor = model(x).square().sum()
             value.backward()  # type: ignore[no-untyped-call]
             return value

@@ -85,8 +85,8 @@ def open_to_read(path: Path) -> int:
     """File descriptor of a regular file that is no symlink."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise  # "there is none": the caller knows what that means
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ChunkCorrupt(f"{path}: a symbolic link; only regular files are read") from error

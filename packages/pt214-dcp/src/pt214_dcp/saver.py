@@ -194,7 +194,7 @@ def _run(job: _Job, uuid: str, store: Store | None, handle: SaveHandle) -> None:
     if error is not None and job.ranks.rank != 0 and commit.committed(job.path) == generation:
         error = None  # rank 0 committed, and its store went before its word could be read
     if error is not None:
-        _clean_up(job, generation)
+        _clean_up(job, generation, handle)
         if not isinstance(error, SaveFailed):
             wrapped = SaveFailed(f"{job.path}: {type(error).__name__}: {error}")
             wrapped.__cause__ = error
@@ -250,9 +250,12 @@ def _tell(ballot: Ballot, error: BaseException) -> None:
         logger.warning("could not tell the other ranks that this save failed: %s", lost)
 
 
-def _clean_up(job: _Job, generation: str) -> None:
-    """Remove what was written for nothing. A committed generation is never touched."""
-    if job.ranks.rank == 0 and commit.committed(job.path) != generation:
+def _clean_up(job: _Job, generation: str, handle: SaveHandle) -> None:
+    """Remove what was written for nothing. What may have been committed is never touched."""
+    named = commit.committed(job.path)
+    if named is None and handle.began_commit:  # the rename may have come through: keep all
+        return
+    if job.ranks.rank == 0 and named != generation:
         try:
             commit.discard(job.path, generation)
         except OSError as error:
