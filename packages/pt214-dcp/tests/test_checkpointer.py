@@ -67,10 +67,11 @@ def test_an_earlier_error_is_raised_by_the_next_save_and_then_forgotten(
         raise OSError(5, "Input/output error")
 
     keeper = pt214_dcp.Checkpointer(tmp_path / "two")
-    for save in (
+    calls: list[Callable[[], pt214_dcp.SaveHandle | None]] = [
         lambda: pt214_dcp.save_state_dict({"n": 1}, path=tmp_path / "one"),
         lambda: keeper.save(1, {"n": 1}, force=True),
-    ):
+    ]
+    for save in calls:
         with monkeypatch.context() as patch:
             patch.setattr(files, "write_new", refuse)
             handle = save()
@@ -91,11 +92,8 @@ def test_the_articles_names_save_and_load(tmp_path: Path) -> None:
     optimizer.step()
     state = {"epoch": 3, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     pt214_dcp.save_state_dict(state, path=tmp_path)
-    other = {
-        "epoch": 0,
-        "model": torch.nn.Linear(2, 2).state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
+    blank = torch.nn.Linear(2, 2).state_dict()
+    other = {"epoch": 0, "model": blank, "optimizer": optimizer.state_dict()}
     pt214_dcp.load_state_dict(other, path=tmp_path)
     assert other["epoch"] == 3
     assert all(torch.equal(blank[key], value) for key, value in model.state_dict().items())
