@@ -29,7 +29,7 @@ LAYERS: dict[str, Any] = {
     "EmbeddingBag": lambda: nn.EmbeddingBag(10, 3),
     "Bilinear": lambda: nn.Bilinear(2, 3, 4),
     "PReLU": lambda: nn.PReLU(3),
-    "AdaptiveLogSoftmax": lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10]),
+    "AdaptiveLogSoftmax": lambda: nn.AdaptiveLogSoftmaxWithLoss(64, 20, [5, 10]),
     "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)),
     "spectral_norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)),
     "bfloat16": lambda: nn.Linear(3, 4).bfloat16(),
