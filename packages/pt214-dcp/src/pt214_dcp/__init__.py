@@ -15,7 +15,7 @@ from pt214_dcp.errors import (
     StateMismatch,
 )
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.verify import verify
+from pt214_dcp.verifier import verify
 
 __all__ = [
     "BadPath",

@@ -15,7 +15,7 @@ from typing import Any
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.errors import CheckpointError
 from pt214_dcp.reader import open_checkpoint
-from pt214_dcp.verify import verify
+from pt214_dcp.verifier import verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from pt214_dcp import reader, state
 from pt214_dcp.agree import Belief, Ranks, agree, members
 from pt214_dcp.errors import CheckpointError, LoadFailed, SaveFailed
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.save import start
+from pt214_dcp.saver import start
 
 if TYPE_CHECKING:
     import torch.distributed as dist

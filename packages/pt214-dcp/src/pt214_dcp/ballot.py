@@ -18,7 +18,7 @@ from pt214_dcp.errors import SaveFailed
 from pt214_dcp.manifest import RankRecord
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 # Between two looks at the store: short first, then rare enough for thousands of ranks. Not tuned.
 _POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.25
@@ -37,7 +37,7 @@ class Ballot:
         pause: sleeps for the seconds given, and raises if the save was cancelled.
     """
 
-    store: dist.Store
+    store: Store
     uuid: str
     rank: int
     world_size: int

@@ -22,7 +22,7 @@ from pt214_dcp.api import TIMEOUT_S, earlier_error, load
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import NotACheckpoint
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.save import start
+from pt214_dcp.saver import start
 
 if TYPE_CHECKING:
     import torch.distributed as dist

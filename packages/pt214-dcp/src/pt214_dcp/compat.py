@@ -13,10 +13,12 @@ from pt214_dcp.layout import Layout, Split
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch._C._distributed_c10d import Store
 
-def default_store() -> dist.Store:
+
+def default_store() -> Store:
     """The store of the default process group; with a reconfigurable group, the one it uses now."""
-    store: dist.Store = dist.distributed_c10d._get_default_store()
+    store: Store = dist.distributed_c10d._get_default_store()
     return store
 
 
@@ -39,10 +41,10 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's own part of a DTensor, or the tensor itself; detached, sharing memory."""
-    local: torch.Tensor = tensor.detach()
-    if is_dtensor(local):
-        local = local._local_tensor  # type: ignore[attr-defined]  # to_local() is traced by autograd
-    return local
+    if is_dtensor(tensor):
+        # Not to_local(): the first operator on a DTensor imports the compiler, which takes seconds.
+        tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return tensor.detach()
 
 
 def layout_of(key: str, tensor: torch.Tensor, group_ranks: Sequence[int]) -> Layout:

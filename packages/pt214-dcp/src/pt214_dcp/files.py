@@ -1,8 +1,8 @@
-"""The few ways this part touches files: new ones only, whole records, made durable.
+r"""The few ways this part touches files: new ones only, whole records, made durable.
 
 A record is one JSON text inside an envelope that holds its digest::
 
-    {"blake2b":"<32 hex digits>","body":<canonical JSON>}\\n
+    {"blake2b":"<32 hex digits>","body":<canonical JSON>}\n
 
 Canonical means sorted keys and no spaces, so that each byte of the file is covered: by the digest
 or by the fixed text around it.
@@ -85,8 +85,8 @@ def open_to_read(path: Path) -> int:
     """File descriptor of a regular file that is no symlink."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise  # "there is none": the caller knows what that means
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ChunkCorrupt(f"{path}: a symbolic link; only regular files are read") from error

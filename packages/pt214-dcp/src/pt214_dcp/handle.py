@@ -133,6 +133,11 @@ class SaveHandle:
         self._ended.set()
 
     @property
+    def began_commit(self) -> bool:
+        """Whether this rank may have renamed the root record."""
+        return self._phase is not Phase.STAGED
+
+    @property
     def told(self) -> bool:
         """Whether somebody has asked how it ended, and was answered."""
         return self._asked

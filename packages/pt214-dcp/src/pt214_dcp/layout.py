@@ -20,7 +20,7 @@ from itertools import product
 Shape = tuple[int, ...]
 Run = tuple[int, int]  # first index, count
 
-# Replicas smaller than this have one writer: a design choice that keeps small files whole, not tuned.
+# A box held more than once has one writer below this size: small tensors stay whole. Not tuned.
 DIVIDE_FROM_BYTES = 1 << 20
 
 

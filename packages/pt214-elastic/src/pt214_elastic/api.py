@@ -27,7 +27,7 @@ def init(
 
     Args:
         min_ranks: fewer than these train no step; ``None`` for the launcher's.
-        on_fault: ``"rejoin"``, ``"shrink"``, ``"spare"`` or ``"raise"``; ``None`` for the launcher's.
+        on_fault: ``"rejoin"``, ``"shrink"``, ``"spare"``, ``"raise"``; ``None`` for the launcher's.
         engine: ``"embedded"``: the coordinator lives in the launcher. No other yet.
         backend: of the process group, as for ``dist.init_process_group``.
         timeout_s: of collectives, in seconds; lost ranks are never waited for so long.

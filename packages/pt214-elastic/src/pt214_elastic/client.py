@@ -33,18 +33,26 @@ class Client:
     Args:
         place: where the coordinator listens, the key, and the member id.
         on_fault: called in the receiving thread with the broken epoch, before anybody wakes.
+        on_broken: called there when the epoch is marked as broken.
 
     Raises:
         WireError: the coordinator does not prove itself, or cannot be reached.
     """
 
-    def __init__(self, place: Place, on_fault: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        on_fault: Callable[[int], object],
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
         self.member = place.member
         self.epoch = 0  # of the record last taken by the main thread
         self.regroup_wanted = False  # somebody waits to enter: vote for a regroup
         self.broken_s = 0.0  # when the last fault was heard of
+        self.policy: str | None = None  # the launcher's, when this process came
         self.job_epoch = 0  # the coordinator's epoch when this process came
         self._on_fault = on_fault
+        self._on_broken = on_broken
         self._faulted = 0  # highest epoch known to be broken
         self._lost: tuple[int, ...] = ()
         self._record: Record | None = None
@@ -57,8 +65,12 @@ class Client:
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
         self._sock, self._channel = self._connect(place)
-        self.send("hello", member=place.member, pid=os.getpid())
-        self._welcome(self._take_first())
+        try:
+            self.send("hello", member=place.member, pid=os.getpid())
+            self._welcome(self._take_first())
+        except WireError:
+            self._sock.close()
+            raise
         threading.Thread(target=self._receive, name="pt214-elastic", daemon=True).start()
 
     # -- connection -------------------------------------------------------------------------
@@ -96,6 +108,7 @@ class Client:
 
     def _welcome(self, header: dict[str, Any]) -> None:
         self.job_epoch = int(header["epoch"])
+        self.policy = header["policy"]
         if header["ended"]:
             self._end = (True, "the job was over before this process came")
 
@@ -151,6 +164,8 @@ class Client:
                 case "end":
                     self._end = (bool(header["ok"]), str(header["reason"]))
             self._changed.notify_all()
+        if header["op"] == "fault":
+            self._on_broken()
 
     # -- what the main thread asks ----------------------------------------------------------
 

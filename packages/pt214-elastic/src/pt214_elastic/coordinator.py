@@ -66,6 +66,8 @@ class Coordinator:
         self.end: records.End | None = None
         self.record: records.Record | None = None
         self.on_policy: Callable[[str | None, int | None], None] = lambda policy, ranks: None
+        self.last_error = ""  # of a member that left with one
+        self.policy: str | None = None  # told to members that come
         self._key = key
         self._note = note
         self._store = KeyValues()
@@ -236,6 +238,7 @@ class Coordinator:
                 self.tell(records.Suspected(member, int(header["epoch"])))
             case "leave":
                 self._note(Kind.CUSTOM, member=member, name="leave", error=header["error"])
+                self.last_error = str(header["error"]) or self.last_error
                 event = records.Lost(member) if header["error"] else records.Left(member)
                 self.tell(event)
             case "committed":
@@ -263,7 +266,10 @@ class Coordinator:
         assert peer.channel is not None
         peer.channel.max_frame_bytes = wire.MAX_FRAME_BYTES
         ended = self.end is not None or self.finished
-        self._send(peer, {"op": "welcome", "epoch": self.state.epoch, "ended": ended})
+        self._send(
+            peer,
+            {"op": "welcome", "epoch": self.state.epoch, "ended": ended, "policy": self.policy},
+        )
 
     def _report(self, member: int, header: dict[str, Any]) -> None:
         standing = records.Standing(

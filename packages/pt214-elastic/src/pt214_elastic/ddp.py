@@ -14,7 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+
+from pt214_elastic.pending import Pending
 
 
 class ElasticDDP(nn.Module):
@@ -23,8 +26,9 @@ class ElasticDDP(nn.Module):
     Its ``state_dict`` is DDP's (names start with ``module.``); track the plain module instead.
     """
 
-    def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
+    def __init__(self, module: nn.Module, pending: Pending, **ddp_kwargs: Any) -> None:
         super().__init__()
+        self._pending = pending
         self.module = module
         self._kwargs = ddp_kwargs
         self.__dict__["_inner"] = None  # not a submodule: parameters must be listed once
@@ -35,7 +39,7 @@ class ElasticDDP(nn.Module):
         old: DistributedDataParallel | None = self.__dict__["_inner"]
         if old is not None:
             # Else the old reducer's hooks would live on until the garbage collector comes.
-            old.reducer._remove_autograd_hooks()  # type: ignore[attr-defined]
+            old.reducer._remove_autograd_hooks()
             self.__dict__["_inner"] = None
         inner = DistributedDataParallel(self.module, init_sync=False, **self._kwargs)
         # A lambda: torch compares a hook's annotations by identity, and ours are strings.
@@ -58,12 +62,11 @@ class ElasticDDP(nn.Module):
         inner = self.__dict__["_inner"]
         return self.module(*args, **kwargs) if inner is None else inner(*args, **kwargs)
 
-    def _sum(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         divisor = self.divisor
 
-        def scale(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            total = future.value()[0]
+        def scale(total: torch.Tensor) -> torch.Tensor:
             return total if divisor == 1.0 else total.div_(divisor)
 
-        return work.get_future().then(scale)
+        return self._pending.follow(work, scale)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import selectors
 import signal
 import socket
 import threading
@@ -23,6 +24,7 @@ from types import FrameType
 from typing import IO, Any
 
 from pt214_elastic import membership, procs, records
+from pt214_elastic import prefork as prefork_
 from pt214_elastic.coordinator import Coordinator
 from pt214_elastic.errors import OptionError
 from pt214_elastic.events import Event, Kind
@@ -34,6 +36,7 @@ POLL_S = 0.1  # how often process states are looked at; deaths and messages wake
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
 STOPPED_LOOKS = 2  # a debugger stops a process for one look; a hang is seen in two
 STRANGER_GRACE_S = 30.0  # a death before any worker reported: is it a job of ours at all?
+SPAWN_WITHIN_S = 0.5  # survivors may be in a long computation: don't wait for them longer
 KEY_BYTES = 32
 
 
@@ -52,6 +55,8 @@ class Launcher:
         on_event: called with each :class:`Event`, in order, in the thread of :meth:`run`.
         events_path: file that gets the same events as JSON lines.
         patience_s: how long too few ranks wait for replacements.
+        prefork: fork workers from a process that has imported torch, where the system and
+            ``cmd`` allow it.
 
     Raises:
         OptionError: an argument is out of range; the message names it.
@@ -74,6 +79,7 @@ class Launcher:
         on_event: Callable[[Event], None] | None = None,
         events_path: Path | None = None,
         patience_s: float = 120.0,
+        prefork: bool = True,
     ) -> None:
         if not cmd:
             raise OptionError("cmd is empty: expected the worker's command line")
@@ -100,13 +106,19 @@ class Launcher:
         self._early: list[tuple[procs.Worker, int]] = []
         self._early_since_s = 0.0
         self._code = 0
+        self._to_spawn: list[int] = []
+        self._dismissed: set[int] = set()
+        self._spawn_at_s = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._master_port = _free_port()
+        self._script = prefork_.parse(self._cmd) if prefork else None
+        self._zygote: prefork_.Zygote | None = None
         state = membership.State(nproc, min_ranks, patience_s, now_s=time.monotonic())
         self._coordinator = Coordinator(self._key, state, self._note)
         self._coordinator.on_policy = self._take_policy
-        self._coordinator.selector.register(self._wake_read, 1, self._drain_wake)
+        self._coordinator.policy = str(self._policy)
+        self._coordinator.selector.register(self._wake_read, selectors.EVENT_READ, self._drain_wake)
 
     # -- for the caller ---------------------------------------------------------------------
 
@@ -117,9 +129,13 @@ class Launcher:
                 self._events_file = stack.enter_context(open(self._events_path, "w"))
             stack.callback(self._close)
             stack.enter_context(self._signals())
+            self._start_zygote()
+            if self._stop_signal is not None:
+                self._code = 128 + self._stop_signal
+                return self._finish()
             for local_rank in range(self._nproc + (self._policy is OnFault.SPARE)):
                 self._spawn(local_rank)
-            while self._workers:
+            while self._workers or self._to_spawn:
                 self._turn()
             return self._finish()
 
@@ -142,6 +158,7 @@ class Launcher:
             if code is not None:
                 self._ended(worker, code)
         self._settle_early()
+        self._spawn_replacements()
         self._coordinator.tell(records.Supply(self._can_grow()))
         self._enforce_end()
 
@@ -167,6 +184,8 @@ class Launcher:
         lost = code != 0 or (was_member and not finished)
         event = records.Lost(worker.member) if lost and code else records.Left(worker.member)
         coordinator.tell(event)
+        if worker.member in self._dismissed:
+            return
         if code == 0 or coordinator.end is not None or self._stop_signal is not None:
             return
         if finished:
@@ -185,7 +204,18 @@ class Launcher:
                         procs.how(code))  # fmt: skip
             return
         self._restarts_left -= 1
-        self._spawn(worker.local_rank)
+        self._to_spawn.append(worker.local_rank)
+        self._spawn_at_s = time.monotonic() + SPAWN_WITHIN_S
+
+    def _spawn_replacements(self) -> None:
+        """After the survivors have their new epoch: a fork takes longer than forming that."""
+        state = self._coordinator.state
+        waiting = state.phase is membership.Phase.FAULTED and time.monotonic() < self._spawn_at_s
+        if self._to_spawn and not waiting:
+            ranks, self._to_spawn = self._to_spawn, []
+            if self._kill_at_s is None:
+                for local_rank in ranks:
+                    self._spawn(local_rank)
 
     def _settle_early(self) -> None:
         """Deaths before any worker reported: replace in a job of ours, end any other."""
@@ -205,12 +235,12 @@ class Launcher:
         members = self._coordinator.state.members
         joiners = self._coordinator.state.joiners
         outside = any(m not in members and m not in joiners for m in self._workers)
-        return outside or bool(self._early)
+        return outside or bool(self._early) or bool(self._to_spawn)
 
     def _enforce_end(self) -> None:
         coordinator = self._coordinator
         if coordinator.end is not None and not coordinator.end.ok and self._kill_at_s is None:
-            log.error("job failed: %s", coordinator.end.reason)
+            log.error("job failed: %s", self._reason())
             self._code = self._code or 1
             self._begin_end()
         if self._stop_signal is not None and self._kill_at_s is None:
@@ -226,6 +256,7 @@ class Launcher:
         """Spares and late replacements have nothing to enter any more."""
         for worker in self._workers.values():
             if worker.member not in self._coordinator.state.members:
+                self._dismissed.add(worker.member)
                 worker.signal(signal.SIGKILL)
 
     def _begin_end(self) -> None:
@@ -235,11 +266,15 @@ class Launcher:
             worker.signal(signal.SIGTERM)
 
     def _finish(self) -> int:
-        end = self._coordinator.end
-        reason = end.reason if end is not None else ""
         rejected = dict(self._coordinator.rejected)
-        self._note(Kind.END, code=self._code, reason=reason, rejected=rejected)
+        self._note(Kind.END, code=self._code, reason=self._reason(), rejected=rejected)
         return self._code
+
+    def _reason(self) -> str:
+        end, error = self._coordinator.end, self._coordinator.last_error
+        if end is None or end.ok:
+            return end.reason if end is not None else ""
+        return f"{end.reason}; the last error was {error}" if error else end.reason
 
     # -- pieces -----------------------------------------------------------------------------
 
@@ -257,14 +292,35 @@ class Launcher:
             "MASTER_PORT": str(self._master_port),
             **Place(host, port, self._key, member).to_env(),
         }
-        worker = procs.start(member, local_rank, self._cmd, env, self._log_dir)
+        worker = None
+        if self._zygote is not None:
+            worker = self._zygote.fork(member, local_rank, env, self._log_dir)
+        if worker is None:
+            worker = procs.start(member, local_rank, self._cmd, env, self._log_dir)
         self._workers[member] = worker
         procs.watch(worker, self._coordinator.selector, lambda _mask: None)
         self._note(Kind.SPAWN, member, pid=worker.pid, local_rank=local_rank)
 
+    def _start_zygote(self) -> None:
+        """Start it and wait until it is ready, as long as nobody asks to stop."""
+        if self._script is None:
+            return
+        selector, zygote = self._coordinator.selector, None
+        zygote = prefork_.Zygote(self._script, {**os.environ, **self._env})
+        answered: list[bool] = []
+        selector.register(zygote, selectors.EVENT_READ, lambda _: answered.append(True))
+        while not answered and self._stop_signal is None:
+            self._coordinator.poll(POLL_S)
+        selector.unregister(zygote)
+        if self._stop_signal is None and zygote.take_ready():
+            self._zygote = zygote
+        else:
+            zygote.close()
+
     def _take_policy(self, policy: str | None, min_ranks: int | None) -> None:
         if policy is not None:
             self._policy = OnFault.parse(policy)
+            self._coordinator.policy = policy
         if min_ranks is not None:
             state = self._coordinator.state
             ranks = max(1, min(min_ranks, self._nproc))
@@ -314,8 +370,10 @@ class Launcher:
     def _close(self) -> None:
         for worker in list(self._workers.values()):  # only after an error in run itself
             worker.signal(signal.SIGKILL)
-            worker.process.wait()
-            procs.reap(worker, self._coordinator.selector)
+            while procs.reap(worker, self._coordinator.selector) is None:
+                time.sleep(POLL_S / 10)
+        if self._zygote is not None:
+            self._zygote.close()
         self._coordinator.selector.unregister(self._wake_read)
         self._coordinator.close()
         self._wake_read.close()

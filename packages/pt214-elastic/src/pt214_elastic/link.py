@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from pt214_elastic import options
 from pt214_elastic.client import Client
@@ -37,8 +38,9 @@ class Link:
             if options.started_by_torchrun():
                 init_process_group(backend, timeout=timeout)
             else:
-                store = dist.HashStore()
+                store = HashStore()
                 init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+        self.on_broken: Callable[[], None] = lambda: None
         self.member = dist.get_rank()
         self.epoch = 1
         self.left = False
@@ -109,13 +111,14 @@ class JobLink(Link):
         self, place: Place, backend: str, timeout: timedelta, in_place: bool | None = None
     ) -> None:
         self._sockets = Sockets()
-        self._client = Client(place, on_fault=lambda epoch: void(self._sockets.cut(epoch)))
+        self.on_broken = lambda: None
+        self._client = Client(place, self._sockets.cut, lambda: self.on_broken())
         self._store = CoordinatorStore(self._client)
         self._group = Group(self._store, place.member, backend, timeout, in_place)
         self.member = place.member
         self.job_epoch = self._client.job_epoch
         self.left = False
-        options.on_option(lambda name, value: self._client.send("policy", **{name: value}))
+        options.on_option(lambda name, value: self._client.send("policy", on_fault=value))
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -131,6 +134,10 @@ class JobLink(Link):
     def lost(self) -> tuple[int, ...]:  # type: ignore[override]
         """Members named in the last fault."""
         return self._client.lost
+
+    @property
+    def policy(self) -> OnFault:  # noqa: D102
+        return OnFault.parse(options.get_option("on_fault") or self._client.policy or "rejoin")
 
     def is_broken(self) -> bool:  # noqa: D102
         return self._client.is_broken(self.epoch)
@@ -204,7 +211,3 @@ class JobLink(Link):
         if record is None:
             raise JobFailed("the job was done before this member entered")
         return record
-
-
-def void(_: object) -> None:
-    """Drop a result."""

@@ -94,7 +94,7 @@ class Step:
         try:
             if elastic.is_broken:
                 raise RuntimeError("gloo: the epoch is broken")
-            elastic.regroup_agreed |= vote.cast(self.n, elastic.regroup_wanted)
+            elastic.regroup_agreed |= vote.cast(self.n, elastic.regroup_wanted, elastic.pending)
         except RuntimeError as error:
             if not elastic.confirm(error):
                 raise

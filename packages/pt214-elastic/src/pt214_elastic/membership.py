@@ -22,7 +22,7 @@ Invariants: epochs rise by one; members of an epoch hold the same record; base n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -174,9 +174,14 @@ def _wait_for_ranks(state: State, world: int, at_least: int) -> tuple[State, lis
         return _form(state, (), tuple(sorted(state.joiners)), (), 0)
     return _ended(
         state,
-        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s, or"
-        " nobody is left to come; lower min_ranks or raise max_restarts",
+        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s,"
+        " or nobody is left to come; lower min_ranks or raise max_restarts",
     )
+
+
+def base_step_of(holders: Sequence[Standing]) -> int:
+    """How many steps count for everybody: what every survivor has applied or can apply."""
+    return min(item.committed + item.complete for item in holders)
 
 
 def _reform(state: State) -> tuple[State, list[Message]]:
@@ -184,7 +189,7 @@ def _reform(state: State) -> tuple[State, list[Message]]:
     holders = [item for item in reports if item.filled]
     if not holders:
         return _ended(state, "no living member holds the training state")
-    base = min(item.committed + item.complete for item in holders)
+    base = base_step_of(holders)
     ahead = max(item.committed for item in holders)
     if ahead > base or base < state.base_step:
         return _ended(state, f"a member has applied step {ahead} and another cannot: base {base}")

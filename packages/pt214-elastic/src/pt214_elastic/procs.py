@@ -29,14 +29,10 @@ class Worker:
 
     member: int
     local_rank: int
-    process: subprocess.Popen[bytes]
+    pid: int  # also the id of its own session and process group
     pidfd: int | None
+    poll: Callable[[], int | None]  # its return code, once it has ended
     stopped_looks: int = 0
-
-    @property
-    def pid(self) -> int:
-        """Process id; also the id of its own session and process group."""
-        return self.process.pid
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker and all it started, if they still live."""
@@ -92,7 +88,7 @@ def start(
             if stream is not None:
                 stream.close()
     pidfd = os.pidfd_open(process.pid) if IS_LINUX else None
-    return Worker(member, local_rank, process, pidfd)
+    return Worker(member, local_rank, process.pid, pidfd, process.poll)
 
 
 def watch(worker: Worker, selector: selectors.BaseSelector, wake: Callable[[int], None]) -> None:
@@ -106,7 +102,7 @@ def reap(worker: Worker, selector: selectors.BaseSelector) -> int | None:
 
     What an ended worker had started is killed too.
     """
-    code = worker.process.poll()
+    code = worker.poll()
     if code is None:
         return None
     worker.signal(signal.SIGKILL)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import os
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from pt214_elastic.records import Record
@@ -42,7 +43,7 @@ class Group:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         member: int,
         backend: str,
         timeout: timedelta,
@@ -56,7 +57,7 @@ class Group:
         if self.in_place:
             self._init(store, member, member + 1, enable_reconfigure=True)
 
-    def _init(self, store: dist.Store, rank: int, world_size: int, **more: Any) -> None:
+    def _init(self, store: Store, rank: int, world_size: int, **more: Any) -> None:
         dist.init_process_group(
             self._backend,
             store=store,
@@ -82,7 +83,7 @@ class Group:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        store = dist.PrefixStore(f"epoch-{record.epoch}", self._store)
+        store = PrefixStore(f"epoch-{record.epoch}", self._store)
         self._init(store, rank, len(record.members))
 
 
@@ -106,7 +107,7 @@ def init_process_group(
     timeout: timedelta | None = None,
     world_size: int = -1,
     rank: int = -1,
-    store: dist.Store | None = None,
+    store: Store | None = None,
     group_name: str = "",
     pg_options: Any = None,
     device_id: torch.device | int | None = None,
@@ -135,5 +136,5 @@ def _first_reconfigure() -> None:
     keys = [f"pt214/handle/{attempt}/{item}" for item in range(world_size)]
     store.set(keys[rank], _api("_get_reconfigure_handle")())
     store.wait(keys)
-    handles = [cast("bytes", store.get(key)).decode() for key in keys]
+    handles = [store.get(key).decode() for key in keys]
     reconfigure(1, handles)

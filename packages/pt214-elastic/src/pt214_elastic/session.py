@@ -27,6 +27,7 @@ from pt214_elastic.link import Link
 from pt214_elastic.loader import Loader
 from pt214_elastic.loop import Step
 from pt214_elastic.options import OnFault
+from pt214_elastic.pending import Pending
 from pt214_elastic.records import Record, Verdict
 from pt214_elastic.state import Tracked
 
@@ -55,6 +56,8 @@ class Elastic:
         self.current: Step | None = None
         self.regroup_agreed = False
         self._link = link
+        self.pending = Pending(lambda: self.is_broken)
+        link.on_broken = self.pending.abandon
         self._policy = (on_fault, min_ranks)
         self._callbacks: list[Callable[[], Any]] = []
         self._committed = 0
@@ -98,7 +101,7 @@ class Elastic:
 
         Parameters are copied from rank 0 before the first step.
         """
-        wrapper = ElasticDDP(module, **ddp_kwargs)
+        wrapper = ElasticDDP(module, self.pending, **ddp_kwargs)
         self.wrappers.append(wrapper)
         if self.rank >= 0:
             self._rebuild(wrapper)

@@ -110,7 +110,8 @@ def snapshot(tracked: Tracked) -> Callable[[], None]:
 
 def _random_state() -> Callable[[], None]:
     own, cpu = random.getstate(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.get_rng_state_all() if on_cuda else []
 
     def restore() -> None:
         random.setstate(own)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from pt214_elastic.client import Client
 
@@ -18,7 +19,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 ANSWER_S = 60.0  # operations that never block: the coordinator only has to be scheduled
 
 
-class CoordinatorStore(dist.Store):
+class CoordinatorStore(Store):
     """A store of one job; values are bytes, as in TCPStore.
 
     Raises:
@@ -53,7 +54,7 @@ class CoordinatorStore(dist.Store):
         """Whether all ``keys`` are there."""
         return bool(self._call("check", keys)[0])
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Block until all ``keys`` are there."""
         limit = self._timeout if timeout is None else timeout
         try:

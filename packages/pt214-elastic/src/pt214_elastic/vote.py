@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from pt214_elastic.errors import LoopError
+from pt214_elastic.pending import Pending
 
 
-def cast(step: int, regroup: bool) -> bool:
+def cast(step: int, regroup: bool, pending: Pending) -> bool:
     """Vote for ``step``; whether anybody wants to regroup after it.
 
     Raises:
@@ -24,8 +25,8 @@ def cast(step: int, regroup: bool) -> bool:
     """
     on_cuda = dist.get_backend() == "nccl"
     ballot = torch.tensor([step, -step, int(regroup)], device="cuda" if on_cuda else "cpu")
-    dist.all_reduce(ballot, dist.ReduceOp.MAX)
-    highest, lowest, wanted = ballot.tolist()
+    work = dist.all_reduce(ballot, dist.ReduceOp.MAX, async_op=True)
+    highest, lowest, wanted = pending.follow(work, lambda result: result.tolist()).wait()
     if highest != -lowest:
         raise LoopError(f"ranks are in steps {-lowest} to {highest}: this one is in {step}")
     return bool(wanted)

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,12 @@ from pt214_dcp.ballot import Ballot
 from pt214_dcp.compat import default_store, layout_of
 from pt214_dcp.errors import BadPath, SaveCancelled, SaveFailed
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.layout import Item, plan
+from pt214_dcp.layout import Item, Layout, plan
 from pt214_dcp.manifest import RankRecord, TensorRecord
 from pt214_dcp.writer import write_rank
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
 _RUNNING: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
@@ -129,7 +130,7 @@ def _check_path(path: Path) -> None:
 
 def _belief(tree: state.Json, leaves: list[state.Leaf], items: list[Item], ranks: Ranks) -> Belief:
     structure = [
-        f"{item.shape} {leaf.tensor.dtype} {item.layout}"
+        f"{leaf.tensor.dtype} of {item.shape}{_words(item.layout)}"
         for leaf, item in zip(leaves, items, strict=True)
     ]
     hashes = [0] * len(leaves)
@@ -151,6 +152,13 @@ def _belief(tree: state.Json, leaves: list[state.Leaf], items: list[Item], ranks
     return Belief(_digest(shape), _digest(content), describe)
 
 
+def _words(layout: Layout) -> str:
+    """Nothing for a plain tensor, whose layout goes without saying."""
+    if layout.splits == (None,):
+        return ""
+    return f" over mesh {layout.mesh_shape} of ranks {layout.ranks} as {layout.splits}"
+
+
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -158,9 +166,10 @@ def _digest(data: bytes) -> bytes:
 def _scalars(tree: state.Json, path: str = "") -> dict[str, str]:
     """Path and text of each value of the tree that is no tensor."""
     if isinstance(tree, dict):
-        below = tree.get("dict")
-        if below is None:
-            below = enumerate(tree.get("list", tree.get("tuple", ())))
+        rows = tree.get("list", tree.get("tuple", ()))
+        below: Iterable[tuple[Any, Any]] = enumerate(rows or ())
+        if "dict" in tree:
+            below = tree["dict"]
         found: dict[str, str] = {}
         for key, item in below:
             found |= _scalars(item, state.join(path, key))
@@ -169,23 +178,23 @@ def _scalars(tree: state.Json, path: str = "") -> dict[str, str]:
     return {path: repr(state.decode_scalar(tree))}
 
 
-def _run(job: _Job, uuid: str, store: dist.Store | None, handle: SaveHandle) -> None:
+def _run(job: _Job, uuid: str, store: Store | None, handle: SaveHandle) -> None:
     """The background thread, from staged bytes to the handle's last word."""
     generation = f"gen-{uuid}"
     error: BaseException | None = None
     size_bytes: int | None = None
     try:
         deadline = time.monotonic() + job.timeout_s
-        ballot = store and Ballot(
-            store, uuid, job.ranks.rank, job.ranks.world_size, deadline, handle.pause
-        )
+        ranks, ballot = job.ranks, None
+        if store is not None:
+            ballot = Ballot(store, uuid, ranks.rank, ranks.world_size, deadline, handle.pause)
         size_bytes = _write_and_commit(job, generation, ballot, handle)
     except BaseException as caught:
         error = caught
     if error is not None and job.ranks.rank != 0 and commit.committed(job.path) == generation:
         error = None  # rank 0 committed, and its store went before its word could be read
     if error is not None:
-        _clean_up(job, generation)
+        _clean_up(job, generation, handle)
         if not isinstance(error, SaveFailed):
             wrapped = SaveFailed(f"{job.path}: {type(error).__name__}: {error}")
             wrapped.__cause__ = error
@@ -241,9 +250,12 @@ def _tell(ballot: Ballot, error: BaseException) -> None:
         logger.warning("could not tell the other ranks that this save failed: %s", lost)
 
 
-def _clean_up(job: _Job, generation: str) -> None:
-    """Remove what was written for nothing. A committed generation is never touched."""
-    if job.ranks.rank == 0 and commit.committed(job.path) != generation:
+def _clean_up(job: _Job, generation: str, handle: SaveHandle) -> None:
+    """Remove what was written for nothing. What may have been committed is never touched."""
+    named = commit.committed(job.path)
+    if named is None and handle.began_commit:  # the rename may have come through: keep all
+        return
+    if job.ranks.rank == 0 and named != generation:
         try:
             commit.discard(job.path, generation)
         except OSError as error:
