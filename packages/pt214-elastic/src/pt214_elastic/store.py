@@ -72,6 +72,14 @@ class CoordinatorStore(Store):
         """Remove ``key``; whether it was there."""
         return bool(self._call("delete", [key])[0])
 
+    def deleteKey(self, key: str) -> bool:
+        """``delete_key`` under the name by which torch's C++ side calls a Python store."""
+        return self.delete_key(key)
+
+    def getNumKeys(self) -> int:
+        """``num_keys`` under the name by which torch's C++ side calls a Python store."""
+        return self.num_keys()
+
     def append(self, key: str, value: Any) -> None:
         """Append to the value under ``key``."""
         self._call("append", [key], _bytes(value))
