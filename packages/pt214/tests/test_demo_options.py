@@ -2,17 +2,17 @@ from pathlib import Path
 
 import pytest
 from pt214.demo.command import main
-from pt214.demo.options import DemoError, Fault, Plan, parse
+from pt214.demo.options import DemoError, FaultKind, Plan, parse
 
 
 def test_defaults_are_four_ranks_and_a_kill(tmp_path: Path) -> None:
     options = parse(["--out", str(tmp_path / "new" / "folder")])
-    assert (options.ranks, options.fault) == (4, Fault.KILL)
+    assert (options.ranks, options.fault) == (4, FaultKind.KILL)
     assert options.out.is_dir()
 
 
 def test_one_rank_trains_without_a_fault_unless_one_is_asked_for(tmp_path: Path) -> None:
-    assert parse(["--ranks", "1", "--out", str(tmp_path)]).fault is Fault.NONE
+    assert parse(["--ranks", "1", "--out", str(tmp_path)]).fault is FaultKind.NONE
     with pytest.raises(DemoError, match="--fault kill needs a survivor: use --ranks 2 or more"):
         parse(["--ranks", "1", "--fault", "kill", "--out", str(tmp_path)])
 

@@ -111,7 +111,7 @@ def _report(options: Options, timeline: Timeline) -> int:
         "world_sizes": timeline.world_sizes,
         "pids_kept": next(c.holds for c in claims if "process" in c.text),
         "recovery_s": timeline.recovery_s,
-        "steps_committed": len(timeline.commits),
+        "steps_committed": len({step for _, step, _ in timeline.commits}),
         "loss_saved": saves[-1].held_out_loss if saves else None,
         "loss_resumed": timeline.resumed[0] if timeline.resumed else None,
         "checkpoints": [asdict(save) for save in saves],

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pt214.demo.options import RESUME_RANKS, DemoError, Fault, Options, Plan
+from pt214.demo.options import RESUME_RANKS, DemoError, FaultKind, Options, Plan
 from pt214.demo.timeline import Timeline
 
 __all__ = ["run"]
 
-_SIGNALS = {Fault.KILL: signal.SIGKILL, Fault.STOP: signal.SIGSTOP}
+_SIGNALS = {FaultKind.KILL: signal.SIGKILL, FaultKind.STOP: signal.SIGSTOP}
 
 
 def run(options: Options, plan: Plan, plan_path: Path) -> Timeline:
@@ -26,8 +26,7 @@ def run(options: Options, plan: Plan, plan_path: Path) -> Timeline:
         DemoError: the ranks failed; the message names the log to read.
     """
     conductor = _Conductor(options)
-    # A file-backed CUDA context or MPS heap is per process; CPU ranks share the cores.
-    environment = {"TORCHINDUCTOR_CACHE_DIR": plan.cache, "PYTHONUNBUFFERED": "1"}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": plan.cache}
     logs = options.out / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     words = [sys.executable, "-m", "pt214.demo.worker", str(plan_path)]
@@ -104,13 +103,14 @@ class _Conductor:
             self.say(f"member {event.member} ended: {event.data.get('how')}")
 
     def _on_fault(self, event: Any) -> None:
-        self.say(f"noticed: member {event.member} is lost")
+        for member in event.data.get("lost", ()):  # empty while it is only a suspicion
+            self.say(f"noticed: member {member} is lost")
 
     def _on_epoch(self, event: Any) -> None:
-        size = event.data["world_size"]
+        members = event.data["members"]
         if self._watch:
-            self.timeline.on_epoch(event.time_s, size)
-        self.say(f"epoch {event.epoch}: {size} ranks, members {event.data['members']}")
+            self.timeline.on_epoch(event.time_s, members)
+        self.say(f"epoch {event.epoch}: {len(members)} ranks, members {members}")
 
     def _on_repeat(self, event: Any) -> None:
         self.say(f"member {event.member} repeats step {event.step}")
@@ -118,7 +118,7 @@ class _Conductor:
     def _on_commit(self, event: Any) -> None:
         if not self._watch:
             return
-        self.timeline.on_commit(event.time_s, event.member, event.step)
+        self.timeline.on_commit(event.time_s, event.step, event.epoch)
         self._progress(event.step)
         healed = self.timeline.recovery_s
         if healed is not None and not self._told:
@@ -139,12 +139,12 @@ class _Conductor:
             )
 
     def _hit(self, event: Any) -> None:
-        if self._options.fault is Fault.NONE:
+        if self._options.fault is FaultKind.NONE:
             return
         workers = self._job.workers()
         victim = sorted(workers)[self._options.ranks // 2]
         self.say(f"{_SIGNALS[self._options.fault].name} to member {victim}, pid {workers[victim]}")
-        self.timeline.on_fault(time.monotonic(), victim, event.step)
+        self.timeline.on_fault(time.monotonic(), victim, event.step, event.epoch)
         with contextlib.suppress(ProcessLookupError):
             os.kill(workers[victim], _SIGNALS[self._options.fault])
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["DemoError", "Fault", "Options", "Plan", "parse"]
+__all__ = ["DemoError", "FaultKind", "Options", "Plan", "parse"]
 
 RESUME_RANKS = 2
 MIN_STEPS = 10  # fewer leave no room for a fault, a rejoin and a checkpoint after it
@@ -21,7 +21,7 @@ class DemoError(Exception):
     """The demo cannot run as asked; the message says what to change."""
 
 
-class Fault(StrEnum):
+class FaultKind(StrEnum):
     """What happens to one rank in the middle."""
 
     NONE = "none"
@@ -35,7 +35,7 @@ class Options:
 
     ranks: int
     steps: int
-    fault: Fault
+    fault: FaultKind
     text: Path | None
     out: Path
 
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--ranks", type=int, default=4, help="processes to train with (default 4)")
     add("--steps", type=int, default=200, help="training steps (default 200)")
-    add("--fault", choices=[*map(str, Fault)], help="what hits one rank (default kill)")
+    add("--fault", choices=[*map(str, FaultKind)], help="what hits one rank (default kill)")
     add("--text", type=Path, help="a text file or a folder of them (default: Python's library)")
     add("--out", type=Path, default=Path("pt214-demo"), help="folder for demo.png and demo.json")
     words = parser.parse_args(argv)
@@ -84,8 +84,12 @@ def parse(argv: Sequence[str]) -> Options:
         raise DemoError(f"--ranks {words.ranks}: at least 1 process has to train")
     if words.steps < MIN_STEPS:
         raise DemoError(f"--steps {words.steps}: at least {MIN_STEPS}")
-    fault = Fault(words.fault) if words.fault else (Fault.KILL if words.ranks > 1 else Fault.NONE)
-    if words.ranks == 1 and fault is not Fault.NONE:
+    fault = (
+        FaultKind(words.fault)
+        if words.fault
+        else (FaultKind.KILL if words.ranks > 1 else FaultKind.NONE)
+    )
+    if words.ranks == 1 and fault is not FaultKind.NONE:
         raise DemoError(f"--fault {fault} needs a survivor: use --ranks 2 or more")
     return Options(words.ranks, words.steps, fault, words.text, _folder(words.out))
 

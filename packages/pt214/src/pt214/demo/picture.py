@@ -27,19 +27,20 @@ def draw(timeline: Timeline, path: Path) -> None:
     top.set(xlabel="step", ylabel="loss (nats a byte)", title="Training through a lost rank")
 
     times = [time_s - timeline.start_s for time_s, _ in timeline.world]
-    sizes = [size for _, size in timeline.world]
-    end = max((t[0] for m in timeline.commits.values() for t in m.values()), default=0.0)
+    sizes = [len(members) for _, members in timeline.world]
+    end = max((time_s for time_s, _, _ in timeline.commits), default=0.0)
     times.append(max(end - timeline.start_s, times[-1] if times else 0.0))
     bottom.step(times, [*sizes, sizes[-1] if sizes else 0], where="post", color="tab:orange")
     bottom.set(
         xlabel="seconds since the start", ylabel="ranks", ylim=(0, max(sizes, default=1) + 1)
     )
     if timeline.fault is not None:
-        hit_s, member, step = timeline.fault
-        healed = timeline.recovery_s
-        note = f"member {member} lost" + (f", next commit {healed:.2f} s later" if healed else "")
-        top.axvline(step, color="tab:red", ls="--", lw=1, label=note)
-        bottom.axvline(hit_s - timeline.start_s, color="tab:red", ls="--", lw=1)
+        fault, healed = timeline.fault, timeline.recovery_s
+        note = f"member {fault.member} lost" + (
+            f", next commit {healed:.2f} s later" if healed else ""
+        )
+        top.axvline(fault.step, color="tab:red", ls="--", lw=1, label=note)
+        bottom.axvline(fault.time_s - timeline.start_s, color="tab:red", ls="--", lw=1)
     top.legend(loc="upper right")
     figure.savefig(path, dpi=120)
     plt.close(figure)

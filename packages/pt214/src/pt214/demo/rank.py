@@ -59,15 +59,22 @@ def _norm() -> type[nn.Module]:
 def compile_blocks(plan: Plan, rank: Rank) -> None:
     """Compile each block with pt214's backend, and run them once so that no step waits for it.
 
-    One process compiles at a time: the first fills the cache on disk, the others read it.
+    The first process fills the cache on disk; the others wait for it, then read it side by side.
     """
     for block in rank.model.blocks:
         block.compile(backend="pt214", dynamic=True)
-    Path(plan.cache).mkdir(parents=True, exist_ok=True)
+    filled = Path(plan.cache) / "filled"
     with FileLock(Path(plan.cache) / "lock"):
-        for batch in (4, 6):
-            x = torch.zeros(batch, CONTEXT, dtype=torch.long, device=plan.device)
-            torch.autograd.backward(loss_of(rank.model(x), x))
+        if not filled.exists():
+            _run_once(plan, rank)
+            filled.touch()
+            return
+    _run_once(plan, rank)
+
+
+def _run_once(plan: Plan, rank: Rank) -> None:
+    x = torch.zeros(2, CONTEXT, dtype=torch.long, device=plan.device)
+    torch.autograd.backward(loss_of(rank.model(x), x))
     rank.optimizer.zero_grad()
 
 

@@ -5,13 +5,14 @@ spawn* epoch(4) commit... [fault] epoch(3) commit... join epoch(4) commit... fin
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
-from pt214.demo.options import RESUME_RANKS, Fault, Options
+from pt214.demo.options import RESUME_RANKS, FaultKind, Options
 
-__all__ = ["Checkpoint", "Claim", "Timeline"]
+__all__ = ["Checkpoint", "Claim", "Fault", "Timeline"]
 
 LOSS_TOLERANCE = 1e-5  # relative: the same weights and windows, perhaps another thread count
 
@@ -36,32 +37,43 @@ class Claim:
     holds: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The moment the demo hit a rank."""
+
+    time_s: float
+    member: int
+    step: int  # the last one committed before
+    epoch: int
+
+
 @dataclass(slots=True)
 class Timeline:
     """What is known of a run so far. Times are seconds on the launcher's monotonic clock."""
 
     start_s: float
-    world: list[tuple[float, int]] = field(default_factory=list)
+    world: list[tuple[float, list[int]]] = field(default_factory=list)  # members of each epoch
     losses: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    commits: dict[int, dict[int, list[float]]] = field(default_factory=dict)  # step member times
+    commits: list[tuple[float, int, int]] = field(default_factory=list)  # time, step, epoch
+    told: Counter[tuple[int, int]] = field(default_factory=Counter)  # (step, member) -> times
     pids: dict[int, int] = field(default_factory=dict)  # member -> pid when it began
     kept: dict[int, bool] = field(default_factory=dict)  # member -> same pid when it finished
-    fault: tuple[float, int, int] | None = None  # time, member, last step seen before
+    fault: Fault | None = None
     save_failures: list[str] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
     _saves: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
-    def on_epoch(self, time_s: float, world_size: int) -> None:
-        """A group of ``world_size`` ranks was formed."""
-        self.world.append((time_s, world_size))
+    def on_epoch(self, time_s: float, members: list[int]) -> None:
+        """A group of ``members`` was formed."""
+        self.world.append((time_s, list(members)))
 
-    def on_commit(self, time_s: float, member: int, step: int) -> None:
-        """``member`` committed ``step``."""
-        self.commits.setdefault(step, {}).setdefault(member, []).append(time_s)
+    def on_commit(self, time_s: float, step: int, epoch: int) -> None:
+        """Every member of ``epoch`` committed ``step``."""
+        self.commits.append((time_s, step, epoch))
 
-    def on_fault(self, time_s: float, member: int, step: int) -> None:
-        """The demo hit ``member``; ``step`` was the last one committed by anybody."""
-        self.fault = (time_s, member, step)
+    def on_fault(self, time_s: float, member: int, step: int, epoch: int) -> None:
+        """The demo hit ``member``; ``step`` was the last one committed."""
+        self.fault = Fault(time_s, member, step, epoch)
 
     def on_custom(self, member: int, data: dict[str, Any]) -> None:
         """A rank told something by ``el.emit``; unknown names are ignored."""
@@ -71,6 +83,7 @@ class Timeline:
             case "finish":
                 self.kept[member] = self.pids.get(member) == data["pid"]
             case "trained":
+                self.told[data["step"], member] += 1
                 self.losses[data["step"]] += data["loss"]
             case "saved":
                 self._saves.setdefault(data["step"], {})[member] = data
@@ -82,31 +95,21 @@ class Timeline:
     @property
     def world_sizes(self) -> list[int]:
         """World sizes in order, repetitions dropped: [4, 3, 4]."""
-        sizes: list[int] = []
-        for _, size in self.world:
-            if not sizes or sizes[-1] != size:
-                sizes.append(size)
-        return sizes
+        return [size for size, _ in groupby(len(members) for _, members in self.world)]
 
     @property
     def survivors(self) -> set[int]:
         """Members of the first world that the fault did not hit."""
-        first = {member for members in self.commits.values() for member in members}
-        began = min(self.commits, default=0)
-        return set(self.commits.get(began, first)) - ({self.fault[1]} if self.fault else set())
+        first = set(self.world[0][1]) if self.world else set()
+        return first - ({self.fault.member} if self.fault else set())
 
     @property
     def recovery_s(self) -> float | None:
-        """Fault to the next step that every survivor has committed."""
+        """Fault to the first commit of a later epoch, which all survivors share."""
         if self.fault is None:
             return None
-        hit_s, _, _ = self.fault
-        for step in sorted(self.commits):
-            # A step that somebody committed before the fault may be finished after it by others.
-            times = [self.commits[step].get(member, [0.0])[0] for member in self.survivors]
-            if times and min(times) > hit_s:
-                return max(times) - hit_s
-        return None
+        later = [time_s for time_s, _, epoch in self.commits if epoch > self.fault.epoch]
+        return min(later) - self.fault.time_s if later else None
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -129,7 +132,7 @@ class Timeline:
     def claims(self, options: Options) -> list[Claim]:
         """Everything this run should have shown."""
         ranks, last = options.ranks, options.steps - 1
-        faulted = options.fault is not Fault.NONE
+        faulted = options.fault is not FaultKind.NONE
         worlds = [ranks, ranks - 1, ranks] if faulted else [ranks]
         saved = self.checkpoints[-1].held_out_loss if self.checkpoints else float("nan")
         claims = [
@@ -154,8 +157,9 @@ class Timeline:
         return bool(self.survivors) and all(self.kept.get(member) for member in self.survivors)
 
     def _exactly_once(self, steps: int) -> bool:
-        """Each step of the plan once by each survivor, and never twice by anyone."""
-        return set(self.commits) == set(range(steps)) and all(
-            self.survivors <= set(members) and all(len(times) == 1 for times in members.values())
-            for members in self.commits.values()
+        """Each step of the plan once: by the launcher's count, and by each rank's own word."""
+        by_launcher = sorted(step for _, step, _ in self.commits) == list(range(steps))
+        by_survivors = all(
+            self.told[step, member] == 1 for step in range(steps) for member in self.survivors
         )
+        return by_launcher and by_survivors and max(self.told.values(), default=0) <= 1
