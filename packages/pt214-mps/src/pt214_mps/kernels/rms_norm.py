@@ -1,7 +1,7 @@
 """Launchers of ``rms_norm.metal``: which kernel, how many threads, in which order the arguments go.
 
-One threadgroup per row. Arguments are as the caller checked them: contiguous, on ``mps``, one dtype. torch binds a Python int
-as int64 and a float as float32, which is what the kernels declare.
+One threadgroup per row. Arguments are as the caller checked them: contiguous, on ``mps``, one
+dtype. torch binds a Python int as int64 and a float as float32, as the kernels declare them.
 """
 
 from __future__ import annotations

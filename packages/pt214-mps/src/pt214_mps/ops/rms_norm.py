@@ -4,7 +4,7 @@
     backward   dx = rstd * (w * dy - x * rstd^2 * mean_n(w * dy * x))
                dw = sum_m dy * x * rstd
 
-The Metal kernel serves tensors on ``mps``; the definition serves every other device. Sums are float32.
+The Metal kernel serves tensors on ``mps``, the definition every other device. Sums are float32.
 """
 
 from __future__ import annotations

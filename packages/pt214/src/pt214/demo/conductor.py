@@ -103,7 +103,8 @@ class _Conductor:
             self.say(f"member {event.member} ended: {event.data.get('how')}")
 
     def _on_fault(self, event: Any) -> None:
-        for member in event.data.get("lost", ()):  # empty while it is only a suspicion
+        # Empty while it is only a suspicion; resuming ranks just end.
+        for member in event.data.get("lost", ()) if self._watch else ():
             self.say(f"noticed: member {member} is lost")
 
     def _on_epoch(self, event: Any) -> None:

@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> Options:
     )
     add = parser.add_argument
     add("--ranks", type=int, default=4, help="processes to train with (default 4)")
-    add("--steps", type=int, default=200, help="training steps (default 200)")
+    add("--steps", type=int, default=160, help="training steps (default 160)")
     add("--fault", choices=[*map(str, FaultKind)], help="what hits one rank (default kill)")
     add("--text", type=Path, help="a text file or a folder of them (default: Python's library)")
     add("--out", type=Path, default=Path("pt214-demo"), help="folder for demo.png and demo.json")
@@ -84,11 +84,8 @@ def parse(argv: Sequence[str]) -> Options:
         raise DemoError(f"--ranks {words.ranks}: at least 1 process has to train")
     if words.steps < MIN_STEPS:
         raise DemoError(f"--steps {words.steps}: at least {MIN_STEPS}")
-    fault = (
-        FaultKind(words.fault)
-        if words.fault
-        else (FaultKind.KILL if words.ranks > 1 else FaultKind.NONE)
-    )
+    usual = FaultKind.KILL if words.ranks > 1 else FaultKind.NONE
+    fault = FaultKind(words.fault) if words.fault else usual
     if words.ranks == 1 and fault is not FaultKind.NONE:
         raise DemoError(f"--fault {fault} needs a survivor: use --ranks 2 or more")
     return Options(words.ranks, words.steps, fault, words.text, _folder(words.out))

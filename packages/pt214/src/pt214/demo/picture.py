@@ -1,4 +1,4 @@
-"""``demo.png``: loss by step above, world size and checkpoint stalls below."""
+"""``demo.png``: loss by step, world size by time, and how long each checkpoint stalled training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ def draw(timeline: Timeline, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9, 6.5), height_ratios=(2, 1), layout="constrained"
+    figure, (top, stalls, bottom) = plt.subplots(
+        3, 1, figsize=(9, 8), height_ratios=(3, 1, 1.2), layout="constrained"
     )
     steps = sorted(timeline.losses)
     top.plot(steps, [timeline.losses[step] for step in steps], color="tab:blue", lw=1, label="loss")
     for number, save in enumerate(timeline.checkpoints):
         label = "checkpoint" if number == 0 else None
         top.axvline(save.step, color="tab:green", lw=0.8, alpha=0.5, label=label)
-    top.set(xlabel="step", ylabel="loss (nats a byte)", title="Training through a lost rank")
+    saves = timeline.checkpoints
+    stalls.bar(
+        [save.step for save in saves],
+        [save.blocked_s * 1e3 for save in saves],
+        width=max(1.0, len(steps) / 80),
+        color="tab:green",
+    )
+    stalls.set(xlabel="step", ylabel="stall (ms)", xlim=top.get_xlim())
+    top.set(ylabel="loss (nats a byte)", title="Training through a lost rank")
 
     times = [time_s - timeline.start_s for time_s, _ in timeline.world]
     sizes = [len(members) for _, members in timeline.world]
