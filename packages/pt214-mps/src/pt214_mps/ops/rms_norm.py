@@ -76,8 +76,8 @@ def _check(x: torch.Tensor, w: torch.Tensor, eps: float) -> None:
 
 @torch.library.custom_op("pt214_mps::rms_norm", mutates_args=())
 def _rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    y, rstd = reference(x, w, eps)
-    return y.contiguous(), rstd.contiguous()
+    y, rstd = reference(x.contiguous(), w, eps)  # strides must not change the order of a sum
+    return y, rstd
 
 
 @_rms_norm.register_kernel("mps")
