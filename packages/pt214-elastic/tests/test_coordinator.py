@@ -32,17 +32,17 @@ class Host:
         self.thread.start()
         self.clients: list[Client] = []
 
-    def run(self) -> None:  # noqa: D102
+    def run(self) -> None:
         while not self.stop:
             self.coordinator.poll(0.01)
 
-    def client(self, member: int, key: bytes = KEY) -> Client:  # noqa: D102
+    def client(self, member: int, key: bytes = KEY) -> Client:
         host, port = self.coordinator.address
         client = Client(Place(host, port, key, member), on_fault=lambda epoch: None)
         self.clients.append(client)
         return client
 
-    def connect(self) -> socket.socket:  # noqa: D102
+    def connect(self) -> socket.socket:
         return socket.create_connection(self.coordinator.address, timeout=5)
 
 

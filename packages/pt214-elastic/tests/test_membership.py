@@ -191,7 +191,7 @@ class World:
         self.stopped: set[int] = set()  # reported, waiting
         self.next = 0
 
-    def tell(self, event: Event) -> None:  # noqa: D102
+    def tell(self, event: Event) -> None:
         before = self.state
         self.state, messages = membership.step(before, event)
         assert self.state.epoch - before.epoch in (0, 1)
@@ -202,7 +202,7 @@ class World:
             elif isinstance(message, End):
                 assert "another cannot" not in message.reason
 
-    def enter(self, record: Record) -> None:  # noqa: D102
+    def enter(self, record: Record) -> None:
         assert record.epoch not in self.records
         assert record.epoch == self.state.epoch
         self.records[record.epoch] = record
@@ -219,7 +219,7 @@ class World:
             self.epoch[member] = record.epoch
             self.stopped.discard(member)
 
-    def members(self) -> list[int]:  # noqa: D102
+    def members(self) -> list[int]:
         return [m for m in self.state.members if self.epoch.get(m) == self.state.epoch]
 
     def reduce(self, pick: int) -> None:
@@ -243,7 +243,7 @@ class World:
         if self.complete[member] and ready:
             self.committed[member], self.complete[member] = at + 1, False
 
-    def report(self, pick: int) -> None:  # noqa: D102
+    def report(self, pick: int) -> None:
         members = self.members()
         if members and self.state.phase is Phase.FAULTED:
             member = members[pick % len(members)]
@@ -251,16 +251,16 @@ class World:
             standing = Standing("h", self.committed[member], self.complete[member])
             self.tell(Reported(member, self.epoch[member], standing))
 
-    def join(self) -> None:  # noqa: D102
+    def join(self) -> None:
         self.next += 1
         self.tell(Joined(self.next, "h"))
 
-    def lose(self, pick: int) -> None:  # noqa: D102
+    def lose(self, pick: int) -> None:
         everybody = [*self.state.members, *self.state.joiners]
         if everybody:
             self.tell(Lost(everybody[pick % len(everybody)]))
 
-    def suspect(self, pick: int) -> None:  # noqa: D102
+    def suspect(self, pick: int) -> None:
         if self.state.members:
             member = self.state.members[pick % len(self.state.members)]
             self.tell(Suspected(member, self.state.epoch - pick % 2))

@@ -24,10 +24,10 @@ class Bomb:
 
     armed = False
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
         return {"n": 0}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.armed:
             os.kill(os.getpid(), signal.SIGKILL)
 

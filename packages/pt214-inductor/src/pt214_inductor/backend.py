@@ -1,6 +1,6 @@
 """The backend behind ``torch.compile(model, backend="pt214")``: stock inductor, with our parts in.
 
-    options -> our settings -> compile_fx -> for each graph: our passes and choices -> inductor's code
+    options -> our settings -> compile_fx -> each graph: our passes and choices -> inductor's code
                                                  | a failure of ours
                                                  v
                                    the same graph by stock, one log line

@@ -6,6 +6,7 @@ are the ones this call produced.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ class Comparison:
     difference: float  # largest absolute difference between the two results
 
     def __str__(self) -> str:
-        rows = [f"{'':10}{'graphs':>8}{'kernels':>9}{'launches':>10}{'extern':>8}"]
+        rows = [f"{'':10}{'graphs':>8}{'kernels':>9}{'loops':>7}{'launches':>10}{'extern':>8}"]
         for name, c in (("stock", self.stock), ("pt214", self.ours)):
-            rows.append(f"{name:10}{c.graphs:8}{c.kernels:9}{c.launches:10}{c.extern:8}")
+            rows.append(f"{name:10}{c.graphs:8}{c.kernels:9}{c.loops:7}{c.launches:10}{c.extern:8}")
         rows.append(f"largest difference of the results: {self.difference:.3g}")
         rows += [f"{d.where}: {d.pass_name} {d.what} ({d.detail})" for d in self.decisions]
         return "\n".join(rows if self.decisions else [*rows, "no pass found a place to change"])
@@ -63,7 +64,13 @@ def _compiled(
     from torch._inductor import config
 
     torch._dynamo.reset()
-    with listening() as decisions, _sources() as sources, config.patch(force_disable_caches=True):
+    with (
+        listening() as decisions,
+        _sources() as sources,
+        config.patch(force_disable_caches=True),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")  # that is what is wanted
         result = torch.compile(fn, backend=_resolve(backend), dynamic=dynamic)(*args)
     torch._dynamo.reset()
     return count(sources), result, decisions
