@@ -84,6 +84,9 @@ class _Conductor:
             on_event=self._on_event,
         )
         code = self._job.run()
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            self._bar.close()
+            raise KeyboardInterrupt
         if code != 0:
             self._bar.close()
             raise DemoError(f"the ranks ended with status {code}; their output is in {logs}")
