@@ -54,7 +54,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     job = start(tmp_path, "--ranks", "2", "--steps", "5000", "--fault", "none", env=PLAIN)
     logs = tmp_path / "logs"
     try:
-        until(lambda: any(logs.glob("member-*")), 120, "ranks begin")
+        until(lambda: any(logs.glob("member-*")), 240, "ranks begin")
         yield job, tmp_path
     finally:
         job.kill()
@@ -82,18 +82,18 @@ def test_ctrl_c_ends_with_130_a_message_and_no_orphan(
 ) -> None:
     job, out = running
     job.send_signal(signal.SIGINT)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=120)
     assert job.returncode == 130
     assert "stopped; no process is left behind" in err
     assert "Traceback" not in err
-    until(lambda: not ranks_of(out), 5, "ranks end")
+    until(lambda: not ranks_of(out), 30, "ranks end")
 
 
 def test_a_killed_launcher_leaves_no_orphan(running: tuple[subprocess.Popen[str], Path]) -> None:
     job, out = running
     assert ranks_of(out)
     job.kill()
-    until(lambda: not ranks_of(out), 10, "ranks end")
+    until(lambda: not ranks_of(out), 30, "ranks end")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounting a tmpfs needs root")

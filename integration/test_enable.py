@@ -124,6 +124,8 @@ def test_a_missing_part_is_skipped_with_its_command(monkeypatch: pytest.MonkeyPa
     assert set(enabled.done) == {"devices", "mps"}
 
 
+# Stock deprecates the name; that warning must stay.
+@pytest.mark.filterwarnings("ignore:`save_state_dict` is deprecated:FutureWarning")
 def test_save_state_dict_with_path_is_ours_and_without_it_stocks(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -1,8 +1,6 @@
 """A transformer layer timed on whatever device there is, with torch.mps calls of a Mac's script."""
 
-import pt214
-
-pt214.enable()  # noqa: E702, I001 - the one added line
+import pt214; pt214.enable()  # the one added line
 
 import time
 

@@ -1,8 +1,6 @@
 """Use ``resilient`` as its author would: initialise, train, save, load. One rank of a job."""
 
-import pt214
-
-pt214.enable()  # noqa: E702, I001 - the one added line
+import pt214; pt214.enable()  # the one added line
 
 import sys
 

@@ -3,9 +3,7 @@
 The kind of script that pt214.enable() is for: written for stock torch and for a workstation.
 """
 
-import pt214
-
-pt214.enable()  # noqa: E702, I001 - the one added line
+import pt214; pt214.enable()  # the one added line
 
 import torch
 from torch import nn

@@ -1,6 +1,6 @@
 """``pt214.enable()``: let scripts written for stock torch gain; ``pt214.disable()`` undoes it all.
 
-    enable() -> [devices] -> [compile] -> [mps] -> [elastic] -> [dcp] -> Enabled (what was done)
+    enable() -> [compile] -> [mps] -> [elastic] -> [dcp] -> [devices] -> Enabled (what was done)
 
 Nothing of torch is touched without this call. Each step is one module under ``patches``, which
 records every attribute it replaces in one ``PatchSet``; a step whose part is missing is skipped and
@@ -23,14 +23,14 @@ __all__ = ["Enabled", "disable", "enable"]
 
 log = logging.getLogger("pt214")
 
-# Step -> the part it needs, or None. In the order they are applied: elastic's wrapper of
-# init_process_group must see the device that "devices" settled on.
+# Step -> the part it needs, or None. In the order they are applied: "devices" comes last, so that
+# its wrapper is the outermost and elastic's init_process_group sees the backend it settled on.
 _STEPS: dict[str, str | None] = {
-    "devices": None,
     "compile": "inductor",
     "mps": None,
     "elastic": "elastic",
     "dcp": "dcp",
+    "devices": None,
 }
 
 
