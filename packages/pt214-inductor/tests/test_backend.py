@@ -11,7 +11,7 @@ from pt214_inductor.errors import OptionError, StrictError
 from pt214_inductor.passes import hoist_affine
 from torch import nn
 
-STRICT = {"pt214.strict": True}
+STRICT: Any = {"pt214.strict": True}
 
 
 def model() -> nn.Module:
@@ -36,8 +36,8 @@ def test_training_gives_eagers_gradients_and_running_statistics() -> None:
         ours.named_parameters(), eager.named_parameters(), strict=True
     ):
         torch.testing.assert_close(got.grad, want.grad, msg=name, rtol=1e-4, atol=1e-6)
-    for got, want in zip(ours.buffers(), eager.buffers(), strict=True):
-        torch.testing.assert_close(got, want)
+    for buffer, expected in zip(ours.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected)
 
 
 @torch.no_grad()
