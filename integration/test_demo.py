@@ -1,5 +1,6 @@
 """The main job as a user runs it: healed from a kill, stopped by Ctrl-C, killed, out of disk."""
 
+import contextlib
 import json
 import os
 import signal
@@ -26,16 +27,29 @@ def start(out: Path, *words: str, env: dict[str, str] | None = None) -> subproce
     )
 
 
-def ranks_of(out: Path) -> list[int]:
-    """Processes of this very run, told by the plan's path on their command line."""
-    found = []
-    for folder in Path("/proc").iterdir():
+def descendants(pid: int) -> set[int]:
+    """Every living process below ``pid``: ranks are forked, so no command line names them."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        if folder.name.isdigit() and any(str(out / "work").encode() in word for word in words):
-            found.append(int(folder.name))
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    below: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in {pid, *below}} - below:
+        below |= more
+    return below
+
+
+def living(pids: set[int]) -> set[int]:
+    """Those of ``pids`` that have neither ended nor become a zombie."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            found |= {pid} if state != "Z" else set()
     return found
 
 
@@ -74,26 +88,28 @@ def test_a_killed_rank_is_healed_and_the_checkpoint_resumes_on_two(tmp_path: Pat
     assert facts["losses"][-1] < facts["losses"][0]
     assert all(save["size_bytes"] > 0 for save in facts["checkpoints"])
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert ranks_of(tmp_path) == []
 
 
 def test_ctrl_c_ends_with_130_a_message_and_no_orphan(
     running: tuple[subprocess.Popen[str], Path],
 ) -> None:
-    job, out = running
+    job, _ = running
+    ranks = descendants(job.pid)
+    assert len(ranks) >= 2
     job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=120)
     assert job.returncode == 130
     assert "stopped; no process is left behind" in err
     assert "Traceback" not in err
-    until(lambda: not ranks_of(out), 30, "ranks end")
+    until(lambda: not living(ranks), 30, "ranks end")
 
 
 def test_a_killed_launcher_leaves_no_orphan(running: tuple[subprocess.Popen[str], Path]) -> None:
-    job, out = running
-    assert ranks_of(out)
+    job, _ = running
+    ranks = descendants(job.pid)
+    assert len(ranks) >= 2
     job.kill()
-    until(lambda: not ranks_of(out), 30, "ranks end")
+    until(lambda: not living(ranks), 30, "ranks end")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounting a tmpfs needs root")
