@@ -68,7 +68,7 @@ def test_a_float_argument_stays_symbolic() -> None:
         compiles += 1
         return gm.forward
 
-    backend.context_for = compile_fx.context_for  # type: ignore[attr-defined]
+    backend.one_compile = True  # type: ignore[attr-defined]
     compiled = torch.compile(lambda x, t: x * t, backend=backend, dynamic=True)
     for t in (0.5, 1.5, 2.5, 3.5):
         torch.testing.assert_close(compiled(torch.ones(3), t), torch.full((3,), t))
@@ -86,7 +86,7 @@ def seen_while_compiling(**kwargs: Any) -> tuple[bool, bool]:
         seen.append(settings())
         return gm.forward
 
-    backend.context_for = compile_fx.context_for  # type: ignore[attr-defined]
+    backend.one_compile = True  # type: ignore[attr-defined]
     torch.compile(lambda x: x + 1, backend=backend, **kwargs)(torch.ones(3))
     return seen[0]
 
@@ -100,7 +100,7 @@ def seen_while_compiling(**kwargs: Any) -> tuple[bool, bool]:
         ({"dynamic": True, "options": {"pt214.one_compile": False}}, (True, False)),
     ],
 )
-def test_settings_are_held_for_our_call_and_undone(
+def test_settings_are_held_for_our_compile_and_undone(
     kwargs: dict[str, Any], held: tuple[bool, bool]
 ) -> None:
     before = settings()
@@ -108,7 +108,7 @@ def test_settings_are_held_for_our_call_and_undone(
     assert settings() == before
 
 
-def test_settings_are_undone_when_the_call_raises() -> None:
+def test_settings_are_undone_when_tracing_raises() -> None:
     before = settings()
 
     def fails(x: torch.Tensor) -> torch.Tensor:

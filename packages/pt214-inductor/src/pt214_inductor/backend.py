@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Backend:
-    """Callable as Dynamo calls backends; ``context_for`` is read by ``tracing``."""
+    """Callable as Dynamo calls backends."""
 
     __name__ = "pt214"
+    one_compile = True  # ``tracing`` holds its settings for backends that say so
 
     def __call__(
         self,
@@ -61,10 +62,6 @@ class Backend:
             return compat.stock_compile_fx(gm, example_inputs, asked)
         with scope.active(patches):
             return compat.stock_compile_fx(gm, example_inputs, patches, _inner(ours, patches))
-
-    def context_for(self, wrapper: Any) -> Callable[[], tracing.Scope]:
-        """The context that Dynamo enters around each call of one compiled function."""
-        return tracing.context_for(wrapper)
 
     def reset(self) -> None:
         """Called by ``torch._dynamo.reset()``."""
