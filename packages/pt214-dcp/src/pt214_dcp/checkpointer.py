@@ -1,0 +1,161 @@
+"""A folder of checkpoints by step: when to save, which to keep, where to resume.
+
+    folder/step-0000000100/COMMIT.json ...
+
+What is committed is known from the disk alone, never from memory: ranks may join that took part in
+no earlier save. Retention removes only after a commit, so one whole checkpoint is always there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pt214_dcp.agree import exchange, members
+from pt214_dcp.api import TIMEOUT_S, earlier_error, load
+from pt214_dcp.commit import committed
+from pt214_dcp.errors import NotACheckpoint
+from pt214_dcp.handle import SaveHandle
+from pt214_dcp.saver import start
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+_STEP = re.compile(r"step-(\d{10,})")
+
+
+class Checkpointer:
+    """Save every so often, keep the last few, resume from the newest.
+
+    Args:
+        folder: holds one checkpoint a step; created by the first save.
+        every_steps: save at steps that this divides.
+        every_s: save when rank 0's last save began so many seconds ago; costs one exchange of a
+            few bytes a call, since clocks differ and all ranks must do the same.
+        keep: committed checkpoints to keep; None keeps all.
+        process_group: who saves and loads; None is the default group of the moment.
+        timeout_s: as ``async_save``.
+
+    With neither ``every_steps`` nor ``every_s`` each call of ``save`` saves.
+
+    Raises:
+        ValueError: a number is not above 0.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int | None = 3,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        numbers = {
+            "every_steps": every_steps, "every_s": every_s, "keep": keep, "timeout_s": timeout_s
+        }  # fmt: skip
+        for name, value in numbers.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}; it must be above 0, or None")
+        self.folder = Path(folder).absolute()
+        self.handle: SaveHandle | None = None
+        self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
+        self._group, self._timeout_s = process_group, timeout_s
+        self._last_s = time.monotonic()
+
+    def save(
+        self, step: int, state_dict: dict[Any, Any], *, force: bool = False
+    ) -> SaveHandle | None:
+        """Begin a save if it is time; collective. The error of the save before is raised here.
+
+        Args:
+            step: of the training, 0 or more, equal on all ranks.
+            state_dict: as for ``async_save``.
+            force: save whether it is time or not, as at the end of training.
+
+        Returns:
+            The handle, or None when it is not time.
+        """
+        if step < 0:
+            raise ValueError(f"step is {step}; it must be 0 or more")
+        if not force and not self._due(step):
+            return None
+        earlier = None if self.handle is None else earlier_error(self.handle)
+        self.handle = None
+        self._last_s = time.monotonic()
+        ranks = members(self._group)
+        if ranks.rank == 0:
+            self._prune(before=step)
+        self.handle = start(state_dict, self.path(step), ranks, self._timeout_s, earlier)
+        self.handle.on_commit(lambda: self._prune(before=step) if ranks.rank == 0 else None)
+        return self.handle
+
+    def restore(self, state_dict: dict[Any, Any]) -> int:
+        """Load the newest checkpoint into ``state_dict`` and return its step; collective.
+
+        Raises:
+            NotACheckpoint: the folder holds none.
+        """
+        self.wait()
+        ranks = members(self._group)
+        latest = self.latest()
+        # Rank 0 decides: another rank may not see the newest folder yet, or may see a newer one.
+        sent = struct.pack("<q", -1 if latest is None else latest)
+        step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
+        if step < 0:
+            raise NotACheckpoint(f"{self.folder}: no committed checkpoint to restore")
+        load(state_dict, self.path(step), process_group=self._group)
+        return step
+
+    def steps(self) -> list[int]:
+        """Steps whose checkpoints are committed, rising."""
+        return sorted(step for step, path in self._folders() if committed(path) is not None)
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        return max(self.steps(), default=None)
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of ``step``."""
+        return self.folder / f"step-{step:010d}"
+
+    def wait(self) -> None:
+        """Wait for the save under way and raise its error."""
+        if self.handle is not None and not self.handle.cancelled:
+            self.handle.wait()
+
+    def cancel(self) -> bool:
+        """Abandon the save under way, as when its peers are lost; the next ``save`` just works."""
+        return self.handle is not None and self.handle.cancel()
+
+    def _due(self, step: int) -> bool:
+        if self._every_steps is not None and step % self._every_steps == 0:
+            return True
+        if self._every_s is None:
+            return self._every_steps is None
+        due = time.monotonic() - self._last_s >= self._every_s
+        return exchange(members(self._group), bytes([due]))[0] == b"\1"
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        if not self.folder.is_dir():
+            return []
+        found = ((_STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return [(int(match[1]), path) for match, path in found if match]
+
+    def _prune(self, before: int) -> None:
+        """Remove committed steps beyond ``keep``, and older ones that were never committed."""
+        if self._keep is None:
+            return
+        kept = self.steps()[-self._keep :]
+        for step, path in self._folders():
+            if kept and step not in kept and step < max(kept[0], before):
+                shutil.rmtree(path, ignore_errors=True)
+                logger.info("removed the checkpoint of step %d", step)

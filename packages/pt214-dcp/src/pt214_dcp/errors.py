@@ -1,0 +1,71 @@
+"""Every error of this part: one small tree under ``CheckpointError``.
+
+A message names the file or key, what was found, what is allowed and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CheckpointError(Exception):
+    """Base of every error that pt214_dcp raises on purpose."""
+
+
+class NotData(CheckpointError, TypeError):
+    """A value of the state dict is not data (a function, a module, a sparse tensor...)."""
+
+
+class BadPath(CheckpointError, OSError):
+    """The path can't hold a checkpoint: it is a file, or can't be read or written."""
+
+
+class NotACheckpoint(CheckpointError, FileNotFoundError):
+    """Nothing committed lies at the path."""
+
+
+class ChunkCorrupt(CheckpointError):
+    """Stored bytes are not those that were written, or a record lies about them."""
+
+
+class SaveFailed(CheckpointError):
+    """The save did not commit; what lay at the path before lies there still."""
+
+
+class SaveCancelled(SaveFailed):
+    """``SaveHandle.cancel`` ended the save before its commit."""
+
+
+class RanksDiffer(SaveFailed):
+    """Ranks hold other keys, shapes, dtypes or contents where they must be equal."""
+
+
+class LoadFailed(CheckpointError):
+    """Another rank could not load, or ranks met different generations of a checkpoint."""
+
+
+class StateMismatch(CheckpointError):
+    """The state dict to fill and the checkpoint differ; nothing was written.
+
+    Attributes:
+        missing: keys of the state dict that the checkpoint lacks.
+        unexpected: keys of the checkpoint that the state dict lacks.
+        different: ``"key: checkpoint has ..., state dict has ..."``, shapes, dtypes and kinds.
+    """
+
+    def __init__(
+        self, path: str, missing: Sequence[str], unexpected: Sequence[str], different: Sequence[str]
+    ) -> None:
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.different = tuple(different)
+        lines = [f"{path} does not fit the state dict; nothing was loaded."]
+        for title, keys in (
+            ("missing in the checkpoint", self.missing),
+            ("unexpected in the checkpoint", self.unexpected),
+            ("different", self.different),
+        ):
+            if keys:
+                lines.append(f"  {title} ({len(keys)}):")
+                lines += [f"    {key}" for key in keys]
+        super().__init__("\n".join(lines))

@@ -1,0 +1,140 @@
+"""Forming the default process group anew in the same process: what differs between torch versions.
+
+torch 2.14 with gloo:  ``_reconfigure(uuid, handles)``; the group object stays the same
+before, or other backends:  destroy, then init under a store prefix of the epoch's own
+
+Every private name of torch that this package needs for it is used in this module alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
+
+from pt214_elastic.records import Record
+
+log = logging.getLogger("pt214_elastic.reform")
+
+FORM_WITHIN = timedelta(seconds=60)
+
+
+def supports_reconfigure(backend: str | None) -> bool:
+    """Whether this torch can change a group of ``backend`` in place."""
+    return hasattr(dist, "_reconfigure") and backend in ("gloo", "cpu:gloo")
+
+
+class Group:
+    """This process's default group, through all epochs.
+
+    Args:
+        store: lives longer than any epoch.
+        member: unique in the job; it makes the reconfigure handle unique.
+        backend: as for ``dist.init_process_group``.
+        timeout: of collectives; a lost rank never waits for it.
+        in_place: use ``_reconfigure``; ``None`` where it is there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        member: int,
+        backend: str,
+        timeout: timedelta,
+        in_place: bool | None = None,
+    ) -> None:
+        self.in_place = supports_reconfigure(backend) if in_place is None else in_place
+        self._store, self._backend, self._timeout = store, backend, timeout
+        if dist.is_initialized():
+            log.info("the default process group is replaced by a reconfigurable one")
+            dist.destroy_process_group()
+        if self.in_place:
+            self._init(store, member, member + 1, enable_reconfigure=True)
+
+    def _init(self, store: Store, rank: int, world_size: int, **more: Any) -> None:
+        dist.init_process_group(
+            self._backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=self._timeout,
+            **more,
+        )
+
+    def handle(self) -> str:
+        """What peers need of this process to form the next group."""
+        return _api("_get_reconfigure_handle")() if self.in_place else ""
+
+    def form(self, record: Record, rank: int) -> None:
+        """Become the group of ``record``.
+
+        Raises:
+            RuntimeError: a peer is lost or late; the group can be formed again for a later record.
+        """
+        if self.in_place:
+            handles = [handle for _, handle in record.members]
+            reconfigure(record.uuid, handles)
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = PrefixStore(f"epoch-{record.epoch}", self._store)
+        self._init(store, rank, len(record.members))
+
+
+def reconfigure(uuid: int, handles: list[str]) -> None:
+    """Change the default group in place to the ranks behind ``handles``, in that order."""
+    work = _api("_reconfigure")(uuid=uuid, handles=handles, timeout=FORM_WITHIN)
+    work.wait()
+    # The Python side keeps the old world's ranks: broadcast(src=) would refuse the new ones.
+    world = distributed_c10d._world
+    group = distributed_c10d._get_default_group()
+    world.pg_group_ranks[group] = {rank: rank for rank in range(len(handles))}
+
+
+def _api(name: str) -> Any:
+    return getattr(dist, name)
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: torch.device | int | None = None,
+) -> None:
+    """``dist.init_process_group``, with a group that can be reconfigured where torch allows.
+
+    Args: as of ``torch.distributed.init_process_group``. Where the backend is not gloo or torch
+        is older than 2.14 the group is a plain one.
+    """
+    more: dict[str, Any] = {}
+    if supports_reconfigure(backend):
+        more["enable_reconfigure"] = True
+    dist.init_process_group(
+        backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id,
+        **more,
+    )  # fmt: skip
+    if more:
+        _first_reconfigure()
+
+
+def _first_reconfigure() -> None:
+    """A reconfigurable group has no connections until its ranks have exchanged handles."""
+    store = distributed_c10d._get_default_store()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may share the store
+    keys = [f"pt214/handle/{attempt}/{item}" for item in range(world_size)]
+    store.set(keys[rank], _api("_get_reconfigure_handle")())
+    store.wait(keys)
+    handles = [store.get(key).decode() for key in keys]
+    reconfigure(1, handles)

@@ -1,0 +1,82 @@
+"""Read torch's own operator list: ``native_functions.yaml``, shipped inside its wheel (torchgen).
+
+A torch built without MPS has no MPS kernels in its dispatcher, so its dispatcher can't tell what a
+Mac would do; the list it was built from can. Rules of the list, in the order torchgen applies them:
+
+    dispatch has MPS                                      -> an MPS kernel
+    structured_delegate: F, and F's dispatch has MPS      -> an MPS kernel
+    CompositeImplicit/ExplicitAutograd, or no dispatch    -> made of other operators
+    anything else                                         -> none
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pt214_mps.errors import MPSError
+
+__all__ = ["Declared", "declared"]
+
+COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+NON_FUNCTIONAL = "CompositeExplicitAutogradNonFunctional"
+
+
+class Declared:
+    """What the list says of each operator, by its overload's name (``add.Tensor``)."""
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self._by_name = {entry["func"].partition("(")[0]: entry for entry in entries}
+
+    def names(self) -> list[str]:
+        """Every overload of the list."""
+        return list(self._by_name)
+
+    def knows(self, name: str) -> bool:
+        """Whether the list has this overload."""
+        return name in self._by_name
+
+    def has_kernel(self, name: str, backend: str = "MPS") -> bool:
+        """Whether ``backend`` has a kernel of its own."""
+        entry = self._by_name[name]
+        if backend in self._keys(entry):
+            return True
+        delegate = entry.get("structured_delegate")
+        return delegate is not None and backend in self._keys(self._by_name[delegate])
+
+    def is_composite(self, name: str) -> bool:
+        """Whether the operator is written in terms of others, and runs wherever those do."""
+        entry = self._by_name[name]
+        if "structured_delegate" in entry:
+            return False
+        keys = self._keys(entry)
+        return not keys or any(key in keys for key in (*COMPOSITE, NON_FUNCTIONAL))
+
+    @staticmethod
+    def _keys(entry: dict[str, Any]) -> set[str]:
+        listed = entry.get("dispatch") or {}
+        return {key.strip() for keys in listed for key in str(keys).split(",")}
+
+
+@cache
+def declared() -> Declared:
+    """The list of the torch at hand.
+
+    Raises:
+        MPSError: this torch ships no list.
+    """
+    import yaml
+
+    spec = find_spec("torchgen")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    for root in roots:
+        path = root / "packaged" / "ATen" / "native" / "native_functions.yaml"
+        if path.is_file():
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            return Declared(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
+    raise MPSError(
+        "this torch ships no operator list (torchgen/packaged/ATen/native/native_functions.yaml): "
+        "install torch from a wheel, or ask on a Mac"
+    )

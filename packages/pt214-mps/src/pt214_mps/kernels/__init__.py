@@ -1,0 +1,1 @@
+"""Metal sources (``.metal``) beside their bare launchers; nothing here checks arguments."""

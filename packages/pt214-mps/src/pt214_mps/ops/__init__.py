@@ -1,0 +1,1 @@
+"""Operators: argument checks, registration, gradients, and the definition in plain PyTorch."""

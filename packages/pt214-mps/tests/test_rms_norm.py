@@ -1,0 +1,117 @@
+"""The op: its definition against float64, its gradient, its checks, and on a Mac its kernel."""
+
+import pt214_mps
+import pytest
+import torch
+from pt214_mps.nn import RMSNorm
+from torch.nn import functional as F
+
+SHAPES = [(1, 1), (3, 31), (2, 32), (5, 33), (2, 3, 1000), (4, 1024), (0, 8), (1, 65_536)]
+# Relative to the largest element: two roundings of the output's dtype, and float32 sums.
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+DTYPES = list(TOLERANCE)
+MPS = pytest.mark.mps
+
+
+def draw(*shape: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def close(
+    got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, terms: torch.Tensor | None = None
+) -> bool:
+    """Equal up to rounding of the largest element of ``terms``, by default of the result."""
+    error = (got.cpu().double() - want.cpu().double()).abs()
+    scale = (want if terms is None else terms).abs().max() if want.numel() else 1.0
+    return got.shape == want.shape and bool((error <= TOLERANCE[dtype] * scale).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("mps", marks=MPS)])
+def test_forward_and_gradients_agree_with_float64(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    x = draw(*shape, dtype=dtype, device=device).requires_grad_()
+    w = draw(shape[-1], dtype=dtype, device=device).requires_grad_()
+    dy = draw(*shape, dtype=dtype, device=device)
+    y = pt214_mps.rms_norm(x, w, 1e-5)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+
+    wide_x = x.detach().cpu().double().requires_grad_()
+    wide_w = w.detach().cpu().double().requires_grad_()
+    want = F.rms_norm(wide_x, (shape[-1],), wide_w, 1e-5)
+    want_dx, want_dw = torch.autograd.grad(want, (wide_x, wide_w), dy.cpu().double())
+    assert y.dtype is dtype
+    assert close(y, want, dtype)
+    # dx is a difference: where N is 1 its two terms cancel but for eps.
+    rstd = torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + 1e-5)
+    assert close(dx, want_dx, dtype, rstd * wide_w * dy.cpu().double())
+    assert close(dw, want_dw, dtype)
+
+
+def test_the_comparison_above_fails_a_wrong_twin() -> None:
+    x, w = draw(4, 64, dtype=torch.float32), draw(64, dtype=torch.float32)
+    want = F.rms_norm(x.double(), (64,), w.double(), 1e-5)
+    unscaled = F.rms_norm(x, (64,), None, 1e-5)
+    sum_not_mean = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-5) * w
+    assert not close(unscaled, want, torch.float32)
+    assert not close(sum_not_mean, want, torch.float32)
+
+
+def test_strided_input_gives_the_numbers_of_its_contiguous_copy() -> None:
+    x, w = draw(16, 8, dtype=torch.float32).t(), draw(16, dtype=torch.float32)
+    assert torch.equal(pt214_mps.rms_norm(x, w), pt214_mps.rms_norm(x.contiguous(), w))
+
+
+# The check itself reads .grad of a tensor that it made, and torch warns about that.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_torch_accepts_the_registration() -> None:
+    x = draw(3, 8, dtype=torch.float32).requires_grad_()
+    w = draw(8, dtype=torch.float32).requires_grad_()
+    torch.library.opcheck(torch.ops.pt214_mps.rms_norm.default, (x, w, 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(2, 4, dtype=torch.float64)}, "x: got torch.float64; allowed are float32"),
+        ({"x": torch.ones(())}, r"x: got shape \(\); the last dim must be from 1 to 65536"),
+        ({"x": torch.ones(2, 0)}, r"x: got shape \(2, 0\); the last dim must be from 1"),
+        ({"x": torch.ones(1, 65_537)}, r"the last dim must be from 1 to 65536"),
+        ({"w": torch.ones(5)}, r"w: got shape \(5,\); x needs \(4,\)"),
+        ({"w": torch.ones(4, dtype=torch.float16)}, "w: got torch.float16; x has torch.float32"),
+        ({"w": torch.ones(4, device="meta")}, "w: is on meta; x is on cpu"),
+        ({"eps": -1.0}, r"eps: got -1.0; it must be finite and 0 or more"),
+        ({"eps": float("nan")}, "eps: got nan"),
+    ],
+)
+def test_each_bad_argument_is_named_with_what_is_allowed(
+    change: dict[str, object], message: str
+) -> None:
+    arguments = {"x": torch.ones(2, 4), "w": torch.ones(4), "eps": 1e-6} | change
+    with pytest.raises(pt214_mps.ArgumentError, match=message):
+        pt214_mps.rms_norm(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_module_is_a_drop_in_for_torchs() -> None:
+    ours, torchs = RMSNorm(16), torch.nn.RMSNorm(16)
+    torch.nn.init.normal_(torchs.weight)
+    ours.load_state_dict(torchs.state_dict())
+    x = draw(4, 16, dtype=torch.float32)
+    assert torch.equal(ours(x), torchs(x))
+    assert isinstance(ours, torch.nn.RMSNorm)
+
+
+def test_the_module_leaves_what_the_kernel_does_not_serve_to_torch() -> None:
+    assert not RMSNorm(8).serves(torch.ones(2, 8))  # not on mps
+    for module in (RMSNorm((2, 8)), RMSNorm(8, elementwise_affine=False)):
+        x = draw(3, 2, 8, dtype=torch.float32)
+        assert module(x).shape == x.shape
+
+
+@pytest.mark.mps
+def test_the_module_uses_the_kernel_on_mps() -> None:
+    module = RMSNorm(64).to("mps")
+    assert module.serves(torch.ones(2, 64, device="mps"))
