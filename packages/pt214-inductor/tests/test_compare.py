@@ -33,7 +33,7 @@ def call(args):
 
 
 def test_kernels_launches_and_library_calls_are_counted() -> None:
-    assert count([WRAPPER, WRAPPER]) == Counts(graphs=2, kernels=4, nests=6, launches=6, extern=2)
+    assert count([WRAPPER, WRAPPER]) == Counts(graphs=2, kernels=4, loops=6, launches=6, extern=2)
     assert count([]) == Counts(0, 0, 0, 0, 0)
 
 

@@ -27,7 +27,7 @@ def error(got: torch.Tensor, exact: torch.Tensor) -> float:
 def test_batch_norm_gets_one_more_loop_and_no_root_in_the_big_one() -> None:
     model, x = nn.Sequential(nn.BatchNorm2d(8), nn.GELU()).eval(), torch.randn(4, 8, 16, 16)
     found = explain(model, x)
-    assert (found.stock.nests, found.ours.nests) == (1, 2)
+    assert (found.stock.loops, found.ours.loops) == (1, 2)
     hoists = [d for d in found.decisions if d.pass_name == hoist_affine.NAME]
     assert [d.what for d in hoists] == [Verdict.HOIST.value]
     torch._dynamo.reset()
@@ -37,6 +37,14 @@ def test_batch_norm_gets_one_more_loop_and_no_root_in_the_big_one() -> None:
     assert "sqrt" in small
     assert "erf" in big
     assert "sqrt" not in big
+
+
+@torch.no_grad()
+def test_what_does_not_pay_is_left_as_stock_makes_it() -> None:
+    norm = nn.Sequential(nn.BatchNorm2d(8), nn.GELU()).eval()
+    small = explain(norm, torch.randn(1, 8, 4, 4))
+    assert small.ours == small.stock
+    assert [d.what for d in small.decisions] == [Verdict.TOO_SMALL.value]
 
 
 @pytest.mark.cuda

@@ -1,7 +1,7 @@
 """One compile serves every size, and the settings that do it are held for our calls alone."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.fx.experimental import _config as shapes
 
 # Batch 1, height unlike width, equal sizes: the six resolutions of the benchmark, divided by 4.
 SIZES = [(16, 32, 32), (8, 24, 40), (4, 56, 56), (1, 64, 64), (3, 25, 19), (32, 14, 14)]
+BATCHES_2_TO_15 = [(2, 16, 16), (3, 12, 20), (15, 24, 24)]
 
 
 @contextmanager
@@ -32,32 +33,48 @@ def counting_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield calls
 
 
-def calls_over_sizes(model: nn.Module, monkeypatch: pytest.MonkeyPatch, **kwargs: Any) -> int:
+@pytest.fixture
+def as_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """NNPACK and oneDNN guard on the batch on a CPU; without them a CPU traces as CUDA does."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    with (
-        torch.no_grad(),
-        torch.backends.nnpack.flags(enabled=False),
-        counting_compiles(monkeypatch) as calls,
-    ):
+    with torch.backends.nnpack.flags(enabled=False):
+        yield
+
+
+@torch.no_grad()
+def calls_over(
+    sizes: Sequence[tuple[int, int, int]],
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    **kwargs: Any,
+) -> int:
+    with counting_compiles(monkeypatch) as calls:
         compiled = torch.compile(model, backend=compile_fx, dynamic=True, **kwargs)
-        for n, h, w in SIZES:
+        for n, h, w in sizes:
             x = torch.randn(n, 4, h, w)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     return len(calls)
 
 
+@pytest.mark.usefixtures("as_cuda")
 def test_six_resolutions_take_one_compile(
     feature: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert calls_over_sizes(feature, monkeypatch, mode="max-autotune", fullgraph=False) == 1
+    assert calls_over(SIZES, feature, monkeypatch, mode="max-autotune", fullgraph=False) == 1
 
 
+@pytest.mark.usefixtures("as_cuda")
 def test_the_count_tells_stock_from_ours(
     feature: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     off = {"pt214.one_compile": False}
-    assert calls_over_sizes(feature, monkeypatch, options=off) >= 3
+    assert calls_over(SIZES[:2], feature, monkeypatch, options=off) >= 3  # one is thrown away
+
+
+def test_a_cpus_libraries_leave_one_compile_between_the_batches_they_guard(
+    feature: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert calls_over(BATCHES_2_TO_15, feature, monkeypatch) == 1
 
 
 def test_a_float_argument_stays_symbolic() -> None:

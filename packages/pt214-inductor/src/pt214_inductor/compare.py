@@ -28,9 +28,9 @@ class Comparison:
     difference: float  # largest absolute difference between the two results
 
     def __str__(self) -> str:
-        rows = [f"{'':10}{'graphs':>8}{'kernels':>9}{'nests':>7}{'launches':>10}{'extern':>8}"]
+        rows = [f"{'':10}{'graphs':>8}{'kernels':>9}{'loops':>7}{'launches':>10}{'extern':>8}"]
         for name, c in (("stock", self.stock), ("pt214", self.ours)):
-            cells = f"{c.graphs:8}{c.kernels:9}{c.nests:7}{c.launches:10}{c.extern:8}"
+            cells = f"{c.graphs:8}{c.kernels:9}{c.loops:7}{c.launches:10}{c.extern:8}"
             rows.append(f"{name:10}{cells}")
         rows.append(f"largest difference of the results: {self.difference:.3g}")
         rows += [f"{d.where}: {d.pass_name} {d.what} ({d.detail})" for d in self.decisions]

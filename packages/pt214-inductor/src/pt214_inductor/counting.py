@@ -21,7 +21,7 @@ class Counts:
 
     graphs: int
     kernels: int  # generated kernels
-    nests: int  # outermost loops in them
+    loops: int  # outermost loops in them: what the scheduler calls a kernel
     launches: int  # calls of generated kernels in one run of each graph
     extern: int  # library calls, such as convolutions
 
@@ -32,15 +32,15 @@ def count(sources: list[str]) -> Counts:
     >>> count(["k0 = async_compile.triton('k0', '''x''')\nk0.run(a, stream=s)\n"]).launches
     1
     """
-    kernels = nests = launches = extern = 0
+    kernels = loops = launches = extern = 0
     for source in sources:
         found = DEFINITION.findall(source)
         kernels += len(found)
-        nests += sum(len(loop_nests(body)) if "cpp" in kind else 1 for _, kind, body in found)
+        loops += sum(len(loop_nests(body)) if "cpp" in kind else 1 for _, kind, body in found)
         names = "|".join(re.escape(name) for name, _, _ in found)
         launches += len(re.findall(rf"\b(?:{names})(?:\.run)?\(", source)) if found else 0
         extern += len(EXTERN.findall(DEFINITION.sub("", source)))
-    return Counts(len(sources), kernels, nests, launches, extern)
+    return Counts(len(sources), kernels, loops, launches, extern)
 
 
 def loop_nests(body: str) -> list[str]:

@@ -21,7 +21,7 @@ from pt214_inductor import compat, layout
 from pt214_inductor.options import Options
 
 SOURCES = (
-    "backend.py", "choices.py", "layout.py", "policy/affine.py", "policy/layout.py",
+    "backend.py", "choices.py", "compat.py", "layout.py", "policy/affine.py", "policy/layout.py",
     "passes/hoist_affine.py", "passes/set.py", "ops/materialise.py",
 )  # fmt: skip
 
