@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from pt214_elastic import membership, procs, records
 from pt214_elastic import prefork as prefork_
 from pt214_elastic.coordinator import Coordinator
 from pt214_elastic.errors import OptionError
 from pt214_elastic.events import Event, Kind
+from pt214_elastic.journal import Journal
 from pt214_elastic.options import OnFault, Place
 
 log = logging.getLogger("pt214_elastic.launch")
@@ -52,7 +53,8 @@ class Launcher:
         max_restarts: replacements in all, for the whole job.
         env: variables added to this process's own for the workers.
         log_dir: folder for ``member-N.out`` and ``member-N.err``; without it, output is shared.
-        on_event: called with each :class:`Event`, in order, in the thread of :meth:`run`.
+        on_event: called with each :class:`Event`, in order, in the thread of :meth:`run`; what it
+            raises ends the job and comes out of :meth:`run`.
         events_path: file that gets the same events as JSON lines.
         patience_s: how long too few ranks wait for replacements.
         prefork: fork workers from a process that has imported torch, where the system and
@@ -95,9 +97,7 @@ class Launcher:
         self._restarts_left = max_restarts
         self._env = dict(env or {})
         self._log_dir = log_dir
-        self._on_event = on_event
-        self._events_path = events_path
-        self._events_file: IO[str] | None = None
+        self._journal = Journal(on_event, events_path)
         self._key = secrets.token_bytes(KEY_BYTES)
         self._workers: dict[int, procs.Worker] = {}
         self._next_member = 0
@@ -123,10 +123,13 @@ class Launcher:
     # -- for the caller ---------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run the job to its end; 0 when all members ended well."""
+        """Run the job to its end; 0 when all members ended well.
+
+        Raises:
+            Exception: whatever ``on_event`` raised, once every worker is gone.
+        """
         with ExitStack() as stack:
-            if self._events_path is not None:
-                self._events_file = stack.enter_context(open(self._events_path, "w"))
+            stack.enter_context(self._journal.opened())
             stack.callback(self._close)
             stack.enter_context(self._signals())
             self._start_zygote()
@@ -186,7 +189,7 @@ class Launcher:
         coordinator.tell(event)
         if worker.member in self._dismissed:
             return
-        if code == 0 or coordinator.end is not None or self._stop_signal is not None:
+        if code == 0 or coordinator.end is not None or self._is_ending:
             return
         if finished:
             self._code = self._code or _exit_code(code)
@@ -231,6 +234,10 @@ class Launcher:
             self._coordinator.tell(records.Supply(False))
             self._begin_end()
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._stop_signal is not None or self._kill_at_s is not None
+
     def _can_grow(self) -> bool:
         members = self._coordinator.state.members
         joiners = self._coordinator.state.joiners
@@ -245,6 +252,9 @@ class Launcher:
             self._begin_end()
         if self._stop_signal is not None and self._kill_at_s is None:
             self._code = 128 + self._stop_signal
+            self._begin_end()
+        if self._journal.failure is not None and self._kill_at_s is None:
+            self._code = self._code or 1
             self._begin_end()
         if coordinator.finished and self._kill_at_s is None:
             self._dismiss_outsiders()
@@ -268,9 +278,13 @@ class Launcher:
     def _finish(self) -> int:
         rejected = dict(self._coordinator.rejected)
         self._note(Kind.END, code=self._code, reason=self._reason(), rejected=rejected)
+        if self._journal.failure is not None:
+            raise self._journal.failure
         return self._code
 
     def _reason(self) -> str:
+        if (failure := self._journal.failure) is not None:
+            return f"on_event raised {type(failure).__name__}: {failure}"
         end, error = self._coordinator.end, self._coordinator.last_error
         if end is None or end.ok:
             return end.reason if end is not None else ""
@@ -338,13 +352,8 @@ class Launcher:
         state = self._coordinator.state
         members = state.members
         rank = members.index(member) if member is not None and member in members else None
-        event = Event(kind, member, rank, state.epoch if epoch is None else epoch, step, data)
-        log.debug("%s", event)
-        if self._events_file is not None:
-            self._events_file.write(event.to_json() + "\n")
-            self._events_file.flush()
-        if self._on_event is not None:
-            self._on_event(event)
+        at = state.epoch if epoch is None else epoch
+        self._journal.note(Event(kind, member, rank, at, step, data))
 
     def _drain_wake(self, _mask: int) -> None:
         self._wake_read.recv(4096)
