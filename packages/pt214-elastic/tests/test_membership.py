@@ -144,6 +144,27 @@ def test_too_few_ranks_end_at_once_when_nobody_can_come() -> None:
     assert isinstance(messages[0], End)
 
 
+def test_a_first_group_that_never_stood_is_formed_again() -> None:
+    """Nobody holds a state then, and nobody needs to: each has the one it started with."""
+    hollow = Standing("h", filled=False)
+    state, _ = play(running(3), Joined(9, "h9"), Lost(1))
+    _, messages = play(state, Reported(0, 1, hollow), Reported(2, 1, hollow))
+    record = record_of(messages)
+    assert [member for member, _ in record.members] == [0, 2, 9]
+    assert (record.base_step, record.fill, record.source) == (0, (), None)
+    later = replace(state, base_step=4)
+    _, messages = play(later, Reported(0, 1, hollow), Reported(2, 1, hollow))
+    assert isinstance(messages[-1], End)
+    assert "no living member holds the training state" in messages[-1].reason
+
+
+def test_a_first_group_below_min_ranks_waits() -> None:
+    hollow = Standing("h", filled=False)
+    state, messages = play(running(2, min_ranks=2), Lost(1), Reported(0, 1, hollow))
+    assert not any(isinstance(message, NewEpoch | End) for message in messages)
+    assert len(record_of(play(state, Joined(9, "h9"))[1]).members) == 2
+
+
 def test_the_job_ends_when_nobody_holds_the_state() -> None:
     state, messages = play(running(2), Lost(0), Lost(1))
     assert isinstance(messages[-1], End)

@@ -165,6 +165,8 @@ class JobLink(Link):
         hold_s: float = 0.0,
         done: bool = False,
     ) -> Record | None:
+        if self.lost:
+            self._group.excuse()
         self._client.send(
             "report",
             epoch=self.epoch,

@@ -35,6 +35,7 @@ log = logging.getLogger("pt214_elastic")
 
 CONFIRM_S = 5.0  # how long a collective's error waits for the coordinator's word
 MAX_REPEATS = 20  # of one step: a link that breaks each time is no lost rank
+MAX_REFORMS = 20  # in a row: where no group can be formed, lost ranks are not the reason
 BREAK_S = 2.0  # after ``break``: how long the others have to break too
 
 
@@ -236,8 +237,11 @@ class Elastic:
 
         Returns:
             What becomes of the step under way; ``None`` when every rank is done.
+
+        Raises:
+            JobFailed: the job cannot go on, or no group could be formed in many attempts.
         """
-        while True:
+        for _ in range(MAX_REFORMS):
             record = self._link.report(
                 self._committed, complete, self._filled, hold_world, hold_s, done
             )
@@ -249,6 +253,7 @@ class Elastic:
             if self._enter(record):
                 return Verdict.FINISH if complete else Verdict.REPEAT
             hold_world = 0
+        raise JobFailed(f"no group could be formed in {MAX_REFORMS} attempts: see the faults")
 
     def _enter_job(self) -> None:
         if self.rank < 0 and not self._enter(self._link.join(*self._policy)):
