@@ -135,13 +135,15 @@ def test_too_few_ranks_wait_for_a_joiner_and_end_when_none_comes() -> None:
     assert record_of(messages).fill == (9,)
     _, messages = play(state, Tick(state.patience_s + 1))
     assert isinstance(messages[0], End)
-    assert "1 ranks live and min_ranks=2" in messages[0].reason
+    assert "world_size=1 is below min_ranks=2" in messages[0].reason
+    assert "nobody came within 120 s" in messages[0].reason
 
 
 def test_too_few_ranks_end_at_once_when_nobody_can_come() -> None:
     state, _ = play(running(2, min_ranks=2), Supply(False), Lost(1))
     _, messages = play(state, report(0, 1, 3))
     assert isinstance(messages[0], End)
+    assert "no process is left to raise it" in messages[0].reason
 
 
 def test_a_first_group_that_never_stood_is_formed_again() -> None:

@@ -172,10 +172,11 @@ def _wait_for_ranks(state: State, world: int, at_least: int) -> tuple[State, lis
         return state, []
     if state.epoch == 0 and world >= at_least:
         return _form(state, (), tuple(sorted(state.joiners)), (), 0)
+    late = f"nobody came within {state.patience_s:g} s" if state.can_grow else "no process is left"
     return _ended(
         state,
-        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s,"
-        " or nobody is left to come; lower min_ranks or raise max_restarts",
+        f"world_size={world} is below min_ranks={at_least} and {late} to raise it; lower min_ranks,"
+        f" or allow more max_restarts or patience_s (now {state.patience_s:g} s)",
     )
 
 
