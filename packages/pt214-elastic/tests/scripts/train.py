@@ -128,7 +128,7 @@ el.emit("no_all_reduce", digest=digest())
 ElasticDDP._sum = real_sum  # type: ignore[method-assign]
 pt214_elastic.set_option("on_fault", "shrink")  # a replacement would train from the top
 if el.rank == 1:
-    el._committed += 1
+    el.seat.committed += 1
 try:
     train(STEPS + 5)
 except pt214_elastic.LoopError as error:
