@@ -20,9 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pt214_elastic import membership, procs, records, signals
+from pt214_elastic import hang, membership, procs, records, signals
 from pt214_elastic.coordinator import Coordinator
 from pt214_elastic.crew import Crew
+from pt214_elastic.ending import Ending
 from pt214_elastic.errors import OptionError
 from pt214_elastic.events import Event, Kind
 from pt214_elastic.journal import Journal
@@ -33,7 +34,6 @@ from pt214_elastic.sentry import Sentry
 log = logging.getLogger("pt214_elastic.launch")
 
 POLL_S = 0.1  # how often process states are looked at; deaths and messages wake at once
-GRACE_S = 10.0  # from SIGTERM to SIGKILL
 KEY_BYTES = 32
 
 
@@ -53,6 +53,9 @@ class Launcher:
             raises ends the job and comes out of :meth:`run`.
         events_path: file that gets the same events as JSON lines.
         patience_s: how long too few ranks wait for replacements.
+        hang_timeout_s: how long all other ranks may wait for one that is inside a step and uses no
+            CPU; then it is lost. ``math.inf`` for ever. Between steps a rank takes its time.
+        hang_busy_timeout_s: the same for one that uses CPU, as a long compile does.
         prefork: fork workers from a process that has imported torch, where the system and
             ``cmd`` allow it.
 
@@ -77,6 +80,8 @@ class Launcher:
         on_event: Callable[[Event], None] | None = None,
         events_path: Path | None = None,
         patience_s: float = 120.0,
+        hang_timeout_s: float = 600.0,
+        hang_busy_timeout_s: float = 3600.0,
         prefork: bool = True,
     ) -> None:
         if not cmd:
@@ -87,13 +92,16 @@ class Launcher:
             raise OptionError(f"min_ranks={min_ranks}: expected 1 to nproc={nproc}")
         if max_restarts < 0:
             raise OptionError(f"max_restarts={max_restarts}: expected 0 or more")
+        if not 0 < hang_timeout_s <= hang_busy_timeout_s:
+            raise OptionError(
+                f"hang_timeout_s={hang_timeout_s:g}, hang_busy_timeout_s={hang_busy_timeout_s:g}:"
+                " expected more than 0 for the first, and no less for the second"
+            )
         self._nproc = nproc
         self._journal = Journal(on_event, events_path)
         self._replacements = Replacements(OnFault.parse(on_fault), max_restarts)
-        self._sentry = Sentry()
+        self._sentry = Sentry(hang.Limits(hang_timeout_s, hang_busy_timeout_s))
         self._stop_signal: int | None = None
-        self._kill_at_s: float | None = None
-        self._code = 0
         self._dismissed: set[int] = set()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -105,6 +113,7 @@ class Launcher:
         selector = self._coordinator.selector
         selector.register(self._wake_read, selectors.EVENT_READ, self._drain_wake)
         self._crew = Crew(cmd, nproc, env or {}, log_dir, selector, prefork=prefork)
+        self._ending = Ending(self._crew)
 
     # -- for the caller ---------------------------------------------------------------------
 
@@ -122,7 +131,7 @@ class Launcher:
                 lambda: self._coordinator.poll(POLL_S), lambda: self._stop_signal is None
             )
             if self._stop_signal is not None:
-                self._code = 128 + self._stop_signal
+                self._ending.note(128 + self._stop_signal)
                 return self._finish()
             for local_rank in range(self._nproc + (self._replacements.policy is OnFault.SPARE)):
                 self._spawn(local_rank)
@@ -152,7 +161,8 @@ class Launcher:
 
     def _look_for_hung(self) -> None:
         members = self._coordinator.state.members
-        for found in self._sentry.look(w for m, w in self._crew.living.items() if m in members):
+        workers = {m: self._crew.living[m] for m in members if m in self._crew.living}
+        for found in self._sentry.look(workers, time.monotonic()):
             self._note(Kind.CUSTOM, found.worker.member, name="hang", **found.evidence)
             self._coordinator.tell(records.Lost(found.worker.member))
             found.worker.signal(signal.SIGKILL)
@@ -171,7 +181,7 @@ class Launcher:
         if code == 0 or coordinator.end is not None or self._is_ending:
             return
         if finished:
-            self._code = self._code or _exit_code(code)
+            self._ending.note(code)
         elif is_ours:
             self._replacements.want(worker.local_rank, procs.how(code), time.monotonic())
         else:
@@ -183,12 +193,11 @@ class Launcher:
             now_s, is_ours=self._is_ours, anybody_lives=bool(self._crew.living)
         )
         if code is not None:
-            self._code = _exit_code(code)
             self._coordinator.tell(records.Supply(False))
-            self._begin_end()
+            self._ending.begin(code, now_s)
         survivors_wait = self._coordinator.state.phase is membership.Phase.FAULTED
         for local_rank in self._replacements.due(now_s, survivors_wait=survivors_wait):
-            if self._kill_at_s is None:
+            if not self._ending.has_begun:
                 self._spawn(local_rank)
 
     @property
@@ -198,7 +207,7 @@ class Launcher:
 
     @property
     def _is_ending(self) -> bool:
-        return self._stop_signal is not None or self._kill_at_s is not None
+        return self._stop_signal is not None or self._ending.has_begun
 
     def _can_grow(self) -> bool:
         state = self._coordinator.state
@@ -206,21 +215,18 @@ class Launcher:
         return any(m not in inside for m in self._crew.living) or self._replacements.expected
 
     def _enforce_end(self) -> None:
-        coordinator = self._coordinator
-        if coordinator.end is not None and not coordinator.end.ok and self._kill_at_s is None:
+        coordinator, ending, now_s = self._coordinator, self._ending, time.monotonic()
+        if coordinator.end is not None and not coordinator.end.ok and not ending.has_begun:
             log.error("job failed: %s", self._reason())
-            self._code = self._code or 1
-            self._begin_end()
-        if self._stop_signal is not None and self._kill_at_s is None:
-            self._code = 128 + self._stop_signal
-            self._begin_end()
-        if self._journal.failure is not None and self._kill_at_s is None:
-            self._code = self._code or 1
-            self._begin_end()
-        if coordinator.finished and self._kill_at_s is None:
+            ending.begin(1, now_s)
+        if self._stop_signal is not None and not ending.has_begun:
+            ending.code = 128 + self._stop_signal
+            ending.begin(ending.code, now_s)
+        if self._journal.failure is not None:
+            ending.begin(1, now_s)
+        if coordinator.finished and not ending.has_begun:
             self._dismiss_outsiders()
-        if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
-            self._crew.signal(signal.SIGKILL)
+        ending.enforce(now_s)
 
     def _dismiss_outsiders(self) -> None:
         """Spares and late replacements have nothing to enter any more."""
@@ -229,17 +235,12 @@ class Launcher:
                 self._dismissed.add(worker.member)
                 worker.signal(signal.SIGKILL)
 
-    def _begin_end(self) -> None:
-        self._kill_at_s = time.monotonic() + GRACE_S
-        self._crew.signal(signal.SIGCONT)  # a stopped process would not see the next one
-        self._crew.signal(signal.SIGTERM)
-
     def _finish(self) -> int:
         rejected = dict(self._coordinator.rejected)
-        self._note(Kind.END, code=self._code, reason=self._reason(), rejected=rejected)
+        self._note(Kind.END, code=self._ending.code, reason=self._reason(), rejected=rejected)
         if self._journal.failure is not None:
             raise self._journal.failure
-        return self._code
+        return self._ending.code
 
     def _reason(self) -> str:
         if (failure := self._journal.failure) is not None:
@@ -253,7 +254,10 @@ class Launcher:
 
     def _spawn(self, local_rank: int) -> None:
         host, port = self._coordinator.address
-        worker = self._crew.hire(local_rank, lambda member: Place(host, port, self._key, member))
+        worker = self._crew.hire(
+            local_rank,
+            lambda member: Place(host, port, self._key, member, self._sentry.page(member)),
+        )
         self._note(Kind.SPAWN, worker.member, pid=worker.pid, local_rank=local_rank)
 
     def _take_policy(self, policy: str | None, min_ranks: int | None) -> None:
@@ -285,12 +289,8 @@ class Launcher:
 
     def _close(self) -> None:
         self._crew.close()
+        self._sentry.close()
         self._coordinator.selector.unregister(self._wake_read)
         self._coordinator.close()
         self._wake_read.close()
         self._wake_write.close()
-
-
-def _exit_code(code: int) -> int:
-    """A shell's view of a return code: death by signal N is 128 + N."""
-    return 128 - code if code < 0 else code

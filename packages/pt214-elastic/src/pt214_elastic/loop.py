@@ -53,7 +53,7 @@ class Step:
         if self._inside or self.committed:
             raise LoopError(f"step {self.n} is entered a second time: take the next from el.steps")
         self._inside = True
-        self._elastic.current = self
+        self._elastic.set_current(self)
         self._restore = snapshot(self._elastic.seat.tracked)
         return self
 
@@ -129,7 +129,7 @@ class Step:
             raise
         finally:
             self._inside = False
-            elastic.current = None
+            elastic.set_current(None)
 
     def _repeats(self, error: BaseException) -> bool:
         """Whether ``error`` was a lost rank's doing, and the step has been rolled back."""

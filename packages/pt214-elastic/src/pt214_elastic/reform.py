@@ -27,6 +27,7 @@ from pt214_elastic.records import Record
 log = logging.getLogger("pt214_elastic.reform")
 
 FORM_WITHIN = timedelta(seconds=60)
+COUNT = "_get_sequence_number_for_group"  # torch's stubs lack it
 TRIES_IN_PLACE = 2  # a peer's death may be heard of only after the error that it caused
 
 
@@ -130,6 +131,18 @@ def reconfigure(uuid: int, handles: list[str]) -> None:
     world = distributed_c10d._world
     group = distributed_c10d._get_default_group()
     world.pg_group_ranks[group] = {rank: rank for rank in range(len(handles))}
+
+
+def posted() -> int:
+    """Operations that this rank has begun on the default group, in all; 0 where torch can't tell.
+
+    The backend counts them as a call enters it, so one that blocks is counted.
+    """
+    group = distributed_c10d.GroupMember.WORLD
+    try:
+        return 0 if group is None else int(getattr(group, COUNT)())
+    except (RuntimeError, AttributeError):  # no count is kept, or the group is being destroyed
+        return 0
 
 
 def _api(name: str) -> Any:

@@ -56,7 +56,11 @@ class Seat:
 
     def enter_job(self) -> None:
         """Take a seat, unless this process has one: the first epoch, or the next to come."""
-        if self.rank < 0 and not self._enter(self._link.join(*self._policy)):
+        if self.rank >= 0:
+            return
+        with self._link.progress.at_boundary():
+            record = self._link.join(*self._policy)
+        if not self._enter(record):
             self.regroup()
 
     def recover(
@@ -94,9 +98,10 @@ class Seat:
             JobFailed: the job cannot go on, or no group could be formed in many attempts.
         """
         for _ in range(MAX_REFORMS):
-            record = self._link.report(
-                self.committed, complete, self._filled, hold_world, hold_s, done
-            )
+            with self._link.progress.at_boundary():
+                record = self._link.report(
+                    self.committed, complete, self._filled, hold_world, hold_s, done
+                )
             if record is None:
                 return None
             complete = complete and record.base_step == self.committed + 1
@@ -112,8 +117,9 @@ class Seat:
         if self.committed > 0:
             return True
         try:
-            for wrapper in self.wrappers:
-                wrapper.synchronise(0)
+            with self._link.progress.at_boundary():
+                for wrapper in self.wrappers:
+                    wrapper.synchronise(0)
         except RuntimeError as error:
             if not self.confirm(error):
                 raise
@@ -130,8 +136,9 @@ class Seat:
         rank = [member for member, _ in record.members].index(self._link.member)
         entering = self._link.member in record.fill or not self._filled
         try:
-            self._link.form(record, rank)
-            self._transfer(record, rank)
+            with self._link.progress.at_boundary():
+                self._link.form(record, rank)
+                self._transfer(record, rank)
         except RuntimeError as error:
             if not self.confirm(error):
                 raise

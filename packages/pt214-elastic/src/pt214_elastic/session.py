@@ -168,6 +168,14 @@ class Elastic:
 
     # -- for the step -----------------------------------------------------------------------
 
+    def set_current(self, step: Step | None) -> None:
+        """A step begins here, or ends."""
+        self.current = step
+        if step is None:
+            self._link.progress.leave()
+        else:
+            self._link.progress.enter(step.n)
+
     def note_committed(self, number: int) -> None:
         """The step is applied here."""
         self.seat.committed = number + 1
