@@ -86,6 +86,25 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise NotACheckpoint(f"{path}: replaced {ROOT_READS} times while it was read; stop the saver")
 
 
+def read_tensor(checkpoint: Checkpoint, key: str, box: Box | None = None) -> torch.Tensor:
+    """The tensor ``key``, or the part ``box`` of it, on the CPU; every block is checked.
+
+    Raises:
+        KeyError: the checkpoint has no such tensor.
+        ChunkCorrupt: stored bytes are wrong, or do not cover the part.
+    """
+    record = checkpoint.tensors[key]
+    whole = box or Box((0,) * len(record.shape), record.shape)
+    tensor = torch.empty(whole.size, dtype=record.dtype)
+    if 0 in whole.size:
+        return tensor
+    chunks = [c for manifest in checkpoint.manifests for c in manifest.chunks if c.key == key]
+    origin = Box((0,) * len(whole.size), whole.size)
+    with DataFiles(checkpoint) as data:
+        _fill_box(data, Leaf(key, tensor), Held(whole, origin), chunks)
+    return tensor
+
+
 class DataFiles:
     """Open data files of one generation; each was checked to be as long as the commit says."""
 

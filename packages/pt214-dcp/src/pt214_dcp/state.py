@@ -138,6 +138,26 @@ def replace_scalars(state: Any, tree: Json) -> Any:
     return decode_scalar(tree)
 
 
+def build(tree: Json, tensors: Sequence[Any]) -> Any:
+    """The value that ``flatten`` took apart, with ``tensors`` in the places of its leaves.
+
+    Args:
+        tree: as ``flatten`` made it.
+        tensors: what to put for each tensor, in the order of the leaves.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    (kind, below), *_ = tree.items()
+    if kind == "tensor":
+        return tensors[below]
+    if kind == "dict":
+        return {key: build(item, tensors) for key, item in below}
+    if kind in ("list", "tuple"):
+        items = [build(item, tensors) for item in below]
+        return items if kind == "list" else tuple(items)
+    return decode_scalar(tree)
+
+
 def kinds(tree: Json, path: str = "") -> dict[str, str]:
     """Path of each leaf and of each empty container -> its kind, to compare two trees."""
     if isinstance(tree, dict):
