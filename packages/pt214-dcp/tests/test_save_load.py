@@ -163,7 +163,7 @@ def test_all_mismatches_are_listed_in_one_error_and_nothing_is_written(tmp_path:
         pt214_dcp.load(state, tmp_path)
     error = caught.value
     assert (error.missing, error.unexpected) == (("new",), ("k",))
-    assert [line.split(":")[0] for line in error.different] == ["c", "a", "b"]
+    assert [line.split(":")[0] for line in error.different] == ["a", "b", "c"]
     assert state["d"] == 0
     assert all(word in str(error) for word in ("(2,)", "(3,)", "torch.int8", "tensor"))
 

@@ -4,8 +4,11 @@
         -> tree    {"dict": [["epoch", 3], ["model", {"dict": [["w", {"tensor": 0}]]}]]}
         -> tensors [Leaf("model/w", Tensor)]
 
-Containers are dict, list and tuple; leaves are tensors, None, bool, int, float, complex, str and
-bytes. Everything else is refused by the path of its key: what is not data would need a pickle.
+Containers are dict, list and tuple; leaves are tensors, numpy arrays, None, bool, int, float,
+complex, str, bytes and numpy's numbers. Everything else is refused by the path of its key: what is
+not data would need a pickle. ``PerRank`` marks what each rank has for itself; it is kept apart.
+Dicts are walked in the order of their sorted keys, so that ranks that filled one in another order
+still number its tensors alike.
 A key's path joins keys by ``/`` and writes whole numbers as ``[0]``; ``~``, ``/`` and a leading
 ``[`` inside a text key are written ``~0``, ``~1`` and ``~2`` (as JSON pointer does), so that two
 different places never share a path.
@@ -15,13 +18,15 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of, unpack_number
 from pt214_dcp.errors import NotData
+from pt214_dcp.per_rank import PerRank
 
 Json = Any  # what json.dumps takes
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -36,16 +41,58 @@ class Leaf:
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """What stands in one ``PerRank``: a tree of its own with tensors of its own."""
+
+    key: str
+    marker: PerRank
+    tree: Json
+    leaves: list[Leaf]
+
+
+@dataclass(slots=True, eq=False)
+class Flat:
+    """A state dict taken apart.
+
+    Attributes:
+        tree: nesting and values; tensors and ``PerRank`` are numbered.
+        leaves: the tensors that all ranks of a key group know.
+        own: what each rank has for itself.
+        fill: whether the tensors will be written to.
+    """
+
+    fill: bool = False
+    tree: Json = None
+    leaves: list[Leaf] = field(default_factory=list)
+    own: list[Own] = field(default_factory=list)
+
+
 def flatten(state: Any) -> tuple[Json, list[Leaf]]:
-    """Return the tree and the tensors of ``state``; tensors are not copied.
+    """The tree and the tensors of ``state``, without what is ``PerRank``; nothing is copied.
+
+    Raises:
+        NotData: a value or key that is not data; the message has the path of its key.
+    """
+    flat = take_apart(state)
+    return flat.tree, flat.leaves
+
+
+def take_apart(state: Any, *, fill: bool = False) -> Flat:
+    """Everything in ``state``; tensors are not copied.
+
+    Args:
+        state: nested data.
+        fill: whether its tensors and arrays will be written to.
 
     Raises:
         NotData: a value or key that is not data; the message has the path of its key.
     """
     if not isinstance(state, dict):
         raise NotData(f"state_dict is a {_name(state)}; a dict is needed")
-    leaves: list[Leaf] = []
-    return _encode(state, "", leaves, set()), leaves
+    flat = Flat(fill)
+    flat.tree = _encode(state, "", flat, set())
+    return flat
 
 
 def join(prefix: str, key: str | int) -> str:
@@ -58,34 +105,46 @@ def join(prefix: str, key: str | int) -> str:
     return f"{prefix}/{text}" if prefix else text
 
 
-def _encode(value: Any, path: str, leaves: list[Leaf], above: set[int]) -> Json:
+def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
     if isinstance(value, torch.Tensor):
         _check_tensor(value, path)
-        leaves.append(Leaf(path, value))
-        return {"tensor": len(leaves) - 1}
+        flat.leaves.append(Leaf(path, value))
+        return {"tensor": len(flat.leaves) - 1}
     if isinstance(value, dict | list | tuple) and _is_container(value):
         if id(value) in above:
             raise NotData(f"{path}: this {_name(value)} contains itself; break the cycle")
         above.add(id(value))
-        encoded = _encode_container(value, path, leaves, above)
+        encoded = _encode_container(value, path, flat, above)
         above.discard(id(value))
         return encoded
+    if is_array(value):
+        flat.leaves.append(Leaf(path, tensor_of(value, path, fill=flat.fill)))
+        return {"numpy": len(flat.leaves) - 1}
+    if isinstance(value, PerRank):
+        below = Flat(flat.fill)
+        below.tree = _encode(value.value, path, below, above)
+        if below.own:
+            raise NotData(f"{path}: a PerRank inside a PerRank; one is enough")
+        flat.own.append(Own(path, value, below.tree, below.leaves))
+        return {"per_rank": len(flat.own) - 1}
     return _encode_scalar(value, path)
 
 
-def _encode_container(value: Any, path: str, leaves: list[Leaf], above: set[int]) -> Json:
+def _encode_container(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
     if isinstance(value, dict):
-        pairs = []
-        for key, item in value.items():
+        for key in value:
             if type(key) not in (str, int):
                 where = path or "the state dict"
                 raise NotData(f"{where}: key {key!r} is a {_name(key)}; use str or int")
-            pairs.append([key, _encode(item, join(path, key), leaves, above)])
-        # By kind and value: two ranks that filled a dict in another order still agree.
-        return {"dict": sorted(pairs, key=lambda pair: (isinstance(pair[0], str), pair[0]))}
+        keys = sorted(value, key=_order)
+        return {"dict": [[key, _encode(value[key], join(path, key), flat, above)] for key in keys]}
     kind = "list" if isinstance(value, list) else "tuple"
-    items = [_encode(item, join(path, at), leaves, above) for at, item in enumerate(value)]
+    items = [_encode(item, join(path, at), flat, above) for at, item in enumerate(value)]
     return {kind: items}
+
+
+def _order(key: str | int) -> tuple[bool, str | int]:
+    return isinstance(key, str), key
 
 
 def _encode_scalar(value: Any, path: str) -> Json:
@@ -101,11 +160,13 @@ def _encode_scalar(value: Any, path: str) -> Json:
         return value if value.isprintable() else {"str": _base64(_utf8(value))}
     if kind is bytes:
         return {"bytes": _base64(value)}
+    if is_number(value):
+        return {"number": pack_number(value, path)}
     if kind is complex:
         return {"complex": [repr(value.real), repr(value.imag)]}
     raise NotData(
-        f"{path}: a {_name(value)} is not data; allowed are tensors, DTensors, dict, list, tuple, "
-        "None, bool, int, float, complex, str and bytes"
+        f"{path}: a {_name(value)} is not data; allowed are tensors, DTensors, numpy arrays, dict, "
+        "list, tuple, None, bool, int, float, complex, str and bytes"
     )
 
 
@@ -120,59 +181,98 @@ def decode_scalar(tree: Json) -> Any:
 def replace_scalars(state: Any, tree: Json) -> Any:
     """Write the tree's scalars into ``state`` in place; return ``state`` or what replaces it.
 
-    Tensors stay the objects they are. A tuple holds its items for ever, so it is made anew.
-    The caller has checked that both have the same keys.
+    Tensors, arrays and ``PerRank`` stay the objects they are. A tuple holds its items for ever, so
+    it is made anew. What ``tree`` lacks stays, and what ``state`` lacks is left out.
     """
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, torch.Tensor | PerRank) or is_array(state):
         return state
     if isinstance(state, dict):
         for key, below in tree["dict"]:
-            state[key] = replace_scalars(state[key], below)
+            if key in state:
+                state[key] = replace_scalars(state[key], below)
         return state
-    if isinstance(state, list):
-        state[:] = [replace_scalars(*pair) for pair in zip(state, tree["list"], strict=True)]
-        return state
-    if isinstance(state, tuple):
-        items = [replace_scalars(*pair) for pair in zip(state, tree["tuple"], strict=True)]
+    if isinstance(state, list | tuple) and _is_container(state):
+        kind = "list" if isinstance(state, list) else "tuple"
+        items = [replace_scalars(item, below) for item, below in zip(state, tree[kind])]  # noqa: B905  # a partial load may meet another length
+        items += state[len(items) :]
+        if isinstance(state, list):
+            state[:] = items
+            return state
         return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
     return decode_scalar(tree)
 
 
-def build(tree: Json, tensors: Sequence[Any]) -> Any:
+def per_rank_numbers(tree: Json, path: str = "") -> dict[str, int]:
+    """Path of each ``PerRank`` -> its number."""
+    if isinstance(tree, dict) and "per_rank" in tree:
+        return {path: tree["per_rank"]}
+    found: dict[str, int] = {}
+    for key, item in children(tree):
+        found.update(per_rank_numbers(item, join(path, key)))
+    return found
+
+
+def build(tree: Json, tensors: Sequence[Any], own: Sequence[Any] = ()) -> Any:
     """The value that ``flatten`` took apart, with ``tensors`` in the places of its leaves.
 
     Args:
         tree: as ``flatten`` made it.
         tensors: what to put for each tensor, in the order of the leaves.
+        own: what to put for each ``PerRank``.
     """
     if not isinstance(tree, dict):
         return tree
     (kind, below), *_ = tree.items()
     if kind == "tensor":
         return tensors[below]
+    if kind == "numpy":
+        return tensors[below].numpy()
+    if kind == "per_rank":
+        return own[below]
     if kind == "dict":
-        return {key: build(item, tensors) for key, item in below}
+        return {key: build(item, tensors, own) for key, item in below}
     if kind in ("list", "tuple"):
-        items = [build(item, tensors) for item in below]
+        items = [build(item, tensors, own) for item in below]
         return items if kind == "list" else tuple(items)
     return decode_scalar(tree)
 
 
-def kinds(tree: Json, path: str = "") -> dict[str, str]:
-    """Path of each leaf and of each empty container -> its kind, to compare two trees."""
+def values_of(tree: Json, path: str = "") -> dict[str, str]:
+    """Path and text of each value of the tree that is no tensor."""
+    if isinstance(tree, dict) and {"tensor", "numpy", "per_rank"} & tree.keys():
+        return {}
+    if isinstance(tree, dict) and {"dict", "list", "tuple"} & tree.keys():
+        found: dict[str, str] = {}
+        for key, item in children(tree):
+            found |= values_of(item, join(path, key))
+        return found or {path: repr(tree)}
+    return {path: repr(decode_scalar(tree))}
+
+
+def children(tree: Json) -> Iterator[tuple[str | int, Json]]:
+    """Key and tree of each item of a container; nothing for a leaf."""
     if isinstance(tree, dict):
         if "dict" in tree:
-            below: Sequence[tuple[str | int, Json]] = tree["dict"]
-        elif "list" in tree or "tuple" in tree:
-            below = list(enumerate(tree.get("list") or tree.get("tuple") or []))
+            yield from tree["dict"]
         else:
-            return {path: "tensor" if "tensor" in tree else "value"}
-        kind = next(iter(tree))
-        found = {} if path == "" else {path + "/": kind}
-        for key, item in below:
-            found.update(kinds(item, join(path, key)))
-        return found
-    return {path: "value"}
+            yield from enumerate(tree.get("list") or tree.get("tuple") or ())
+
+
+def kinds(tree: Json, path: str = "") -> dict[str, str]:
+    """Path of each leaf and of each container -> its kind, to compare two trees."""
+    if not isinstance(tree, dict):
+        return {path: "value"}
+    (kind, _), *_ = tree.items()
+    if kind in ("tensor", "numpy"):
+        return {path: kind}
+    if kind == "per_rank":
+        return {path: "PerRank"}
+    if kind not in ("dict", "list", "tuple"):
+        return {path: "value"}
+    found = {} if path == "" else {path + "/": kind}
+    for key, item in children(tree):
+        found.update(kinds(item, join(path, key)))
+    return found
 
 
 def _is_container(value: Any) -> bool:
@@ -212,4 +312,5 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", "surrogatepass"),
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "complex": lambda pair: complex(float(pair[0]), float(pair[1])),
+    "number": unpack_number,
 }
