@@ -34,7 +34,8 @@ if twin == "nothing":
     pt214_dcp.save = lambda state, path: None
 pt214_dcp.save({"w": torch.ones(1000)}, sys.argv[1])
 """
-CALLS = "openat,open,creat,fsync,fdatasync,rename,renameat,renameat2,pwrite64,pwritev,pwritev2,write,unlink,unlinkat"
+OPENS = "openat,open,creat,rename,renameat,renameat2,unlink,unlinkat"
+CALLS = f"{OPENS},fsync,fdatasync,pwrite64,pwritev,pwritev2,write"
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None, reason="no strace on this machine"
 )

@@ -178,7 +178,10 @@ def test_a_tensor_may_change_as_soon_as_async_save_returns(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_is_read_without_a_template(tmp_path: Path) -> None:
-    state = {"a": {"w": torch.arange(12.0).view(3, 4)}, "l": [1, torch.ones(2), (None, "x")]}
+    state: dict[str, Any] = {
+        "a": {"w": torch.arange(12.0).view(3, 4)},
+        "l": [1, torch.ones(2), (None, "x")],
+    }
     pt214_dcp.save(state, tmp_path / "c")
     checkpoint = open_checkpoint(tmp_path / "c")
     found = build(checkpoint.tree, [read_tensor(checkpoint, key) for key in checkpoint.tensors])

@@ -152,8 +152,12 @@ def memory(tensor: torch.Tensor) -> memoryview:
     size_bytes = tensor.numel() * tensor.itemsize
     if size_bytes == 0:
         return memoryview(bytearray())
-    raw = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
-    return memoryview(raw).cast("B")
+    return view_of(tensor.data_ptr(), size_bytes)
+
+
+def view_of(address: int, size_bytes: int) -> memoryview:
+    """Bytes at an address; the caller keeps what lies there alive."""
+    return memoryview((ctypes.c_ubyte * size_bytes).from_address(address)).cast("B")
 
 
 def available_bytes() -> int | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import crc32c
 
@@ -17,17 +17,36 @@ from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One block: where it lies, what it must hash to, whose it is."""
+class Run(NamedTuple):
+    """Blocks of one chunk that lie end to end in one file.
+
+    Attributes:
+        fd: of the file.
+        at: where the first block begins.
+        size_bytes: of all of them.
+        manifest: whose blocks they are.
+        first: number of the first block.
+        blocks: how many.
+        tensor: of the chunk, for messages.
+    """
 
     fd: int
     at: int
     size_bytes: int
-    crc: int
-    rank: int  # of the manifest, for messages
-    file: int  # of the manifest, for messages
+    manifest: Manifest
+    first: int
+    blocks: int
     tensor: int
+
+    def views(self, into: memoryview) -> list[memoryview]:
+        """``into`` cut in blocks."""
+        if self.blocks == 1:
+            return [into]
+        views, at = [], 0
+        for size in self.manifest.block_sizes[self.first : self.first + self.blocks]:
+            views.append(into[at : at + size])
+            at += size
+        return views
 
 
 class DataFiles:
@@ -51,37 +70,51 @@ class DataFiles:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def block(self, manifest: Manifest, number: int, tensor: int) -> Block:
-        """Block ``number`` of a manifest, its file open."""
-        file = manifest.file_of(number)
-        fd = self.open(manifest, file)
-        at, size = manifest.starts[number], manifest.block_sizes[number]
-        return Block(fd, at, size, manifest.crcs[number], manifest.rank, file, tensor)
+    def runs(self, manifest: Manifest, first: int, count: int, tensor: int) -> Iterator[Run]:
+        """Blocks ``first`` and on of a manifest in as few runs as can be; their files are open."""
+        sizes, starts = manifest.block_sizes, manifest.starts
+        if manifest.block_files is None:
+            size = sizes[first] if count == 1 else sum(sizes[first : first + count])
+            yield Run(self.open(manifest), starts[first], size, manifest, first, count, tensor)
+            return
+        begin = number = first
+        while number < first + count:
+            file, end = manifest.file_of(begin), starts[begin]
+            while (
+                number < first + count
+                and (manifest.file_of(number), starts[number]) == (file, end)
+            ):  # fmt: skip
+                end += sizes[number]
+                number += 1
+            fd, size = self.open(manifest, file), end - starts[begin]
+            yield Run(fd, starts[begin], size, manifest, begin, number - begin, tensor)
+            begin = number
 
-    def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
-        """Fill ``into`` with blocks that lie end to end in one file, and check them.
+    def read(self, runs: Sequence[Run], into: Sequence[memoryview]) -> None:
+        """Fill ``into`` with runs that lie end to end in one file, and check each block.
 
         Raises:
             ChunkCorrupt: bytes differ from what was written, or are missing.
         """
-        left, at = list(into), blocks[0].at
+        views = [view for run, data in zip(runs, into, strict=True) for view in run.views(data)]
+        left, at = views, runs[0].at
         while left:
-            count = os.preadv(blocks[0].fd, left, at)
+            count = os.preadv(runs[0].fd, left, at)
             if count == 0:
-                raise ChunkCorrupt(f"{self._told(blocks[-1])}: the file ends at {at}")
+                raise ChunkCorrupt(f"{self._told(runs[-1], 0)}: the file ends at {at}")
             at += count
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
-            if left and count:
-                left[0] = left[0][count:]
+            left = _after(left, count)
         with self._lock:
-            self.read_bytes += at - blocks[0].at
-        for block, data in zip(blocks, into, strict=True):
-            found = crc32c.crc32c(data)
-            if found != block.crc:
-                raise ChunkCorrupt(
-                    f"{self._told(block)}: expected crc32c {block.crc:08x}, found {found:08x}"
-                )
+            self.read_bytes += at - runs[0].at
+        found = iter(map(crc32c.crc32c, views))
+        for run in runs:
+            for number in range(run.first, run.first + run.blocks):
+                crc = next(found)
+                if crc != run.manifest.crcs[number]:
+                    raise ChunkCorrupt(
+                        f"{self._told(run, number - run.first)}: expected crc32c "
+                        f"{run.manifest.crcs[number]:08x}, found {crc:08x}"
+                    )
 
     def open(self, manifest: Manifest, file: int = 0) -> int:
         """File descriptor of a data file; the rank's own is as long as the index says.
@@ -107,13 +140,22 @@ class DataFiles:
                     check_header(path, fd, manifest)
         return self._fds[seen]
 
-    def _told(self, block: Block) -> str:
-        """File, key and offset of a block, for messages."""
-        manifest = self.checkpoint.manifest(block.rank)
-        path = self.checkpoint.data_path(manifest, block.file)
+    def _told(self, run: Run, block: int) -> str:
+        """File, key and offset of a block of a run, for messages."""
+        manifest, number = run.manifest, run.first + block
+        path = self.checkpoint.data_path(manifest, manifest.file_of(number))
         keys = self.checkpoint.table(manifest.group).keys
-        key = keys[block.tensor] if block.tensor < len(keys) else "a PerRank tensor"
-        return f"{path}: {key or 'shared bytes'} at offset {block.at}"
+        key = keys[run.tensor] if run.tensor < len(keys) else "a PerRank tensor"
+        return f"{path}: {key or 'shared bytes'} at offset {manifest.starts[number]}"
+
+
+def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What of ``views`` is still to be filled after ``count`` bytes."""
+    for number, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[number + 1 :]]
+        count -= len(view)
+    return []
 
 
 def check_length(path: Path, fd: int, manifest: Manifest) -> None:

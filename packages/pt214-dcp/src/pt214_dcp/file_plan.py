@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -31,8 +32,7 @@ _NAMES = {
 _ALIGN_BYTES = 8  # of the header, as the format's own writer has it
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of a tensor and where its bytes lie, counted from the end of the header."""
 
     tensor: int
@@ -41,8 +41,7 @@ class Part:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Blocks that follow one another and are copied, handed over and written as one."""
 
     first: int

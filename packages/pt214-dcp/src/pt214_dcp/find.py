@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+import torch
+
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Box, Layout, Shape, local_boxes
@@ -41,6 +43,21 @@ class Finder:
         self._chunks: dict[int, dict[int, list[Chunk]]] = {}  # by rank, then by tensor
         self._placed: dict[int, dict[int, list[Placed]]] = {}  # by rank, then by tensor
         self._first = rank if rank < checkpoint.commit.world_size else None
+        self._own: dict[int, Chunk] | None = None
+        if self._first is not None and checkpoint.record(rank).group == group:
+            self._manifest = checkpoint.manifest(rank)
+            self._own = {chunk.tensor: chunk for chunk in self._manifest.chunks}
+
+    def whole(self, key: str, dtype: torch.dtype) -> tuple[Manifest, Chunk] | None:
+        """The one chunk of the first rank that is all of a tensor of ``dtype``, if there is one."""
+        if self._own is None:
+            return None
+        number = self._table.index[key]
+        record, alias = self._table.tensors[number], self._table.aliases[number]
+        chunk = self._own.get(number if alias is None else alias)
+        if chunk is None or chunk.box.size != record.shape or record.dtype != dtype:
+            return None
+        return self._manifest, chunk
 
     def find(self, tensor: int, box: Box) -> list[Found]:
         """Chunks that together hold ``box``, each element once.

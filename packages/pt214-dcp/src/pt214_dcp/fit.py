@@ -44,7 +44,7 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
     found = Fit()
     wanted = state.kinds(flat.tree)
     for group in _order(checkpoint, rank):
-        theirs = state.kinds(checkpoint.table(group).tree)
+        theirs = checkpoint.table(group).kinds
         new = wanted.keys() & theirs.keys()
         found.used[group] = set(new)
         fresh = [key for key in new if key not in found.home]
@@ -71,10 +71,10 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
 
 def compare(found: Fit, leaf: Leaf, record: TensorRecord, *, cast: bool) -> None:
     """Note what differs between a tensor to fill and the one stored."""
-    shape, dtype = tuple(leaf.tensor.shape), leaf.tensor.dtype
+    shape, dtype = leaf.tensor.shape, leaf.tensor.dtype
     if shape != record.shape:
         found.different.append(
-            f"{leaf.key}: checkpoint has shape {record.shape}, state dict has {shape}"
+            f"{leaf.key}: checkpoint has shape {record.shape}, state dict has {tuple(shape)}"
         )
     if dtype != record.dtype:
         if cast:
@@ -88,7 +88,7 @@ def compare(found: Fit, leaf: Leaf, record: TensorRecord, *, cast: bool) -> None
 
 def unexpected(checkpoint: Checkpoint, group: int, used: set[str]) -> list[str]:
     """Keys of a group that no state dict has; containers only where nothing below them is named."""
-    theirs = state.kinds(checkpoint.table(group).tree)
+    theirs = checkpoint.table(group).kinds
     return [key for key in theirs if key not in used]
 
 

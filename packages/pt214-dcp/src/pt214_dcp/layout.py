@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 Run = tuple[int, int]  # first index, count
@@ -82,8 +83,7 @@ class Layout:
         return not any(self.splits)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """``size`` elements from ``start`` in each dim of the global tensor."""
 
     start: Shape
@@ -115,8 +115,7 @@ def whole_box(shape: Shape) -> Box:
     return Box((0,) * len(shape), shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """What planning knows of one tensor.
 
     Attributes:
@@ -134,8 +133,7 @@ class Item:
     alias: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A box of the global tensor and where it lies in the rank's local tensor."""
 
     box: Box

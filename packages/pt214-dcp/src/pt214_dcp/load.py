@@ -24,6 +24,7 @@ from pt214_dcp.data_files import DataFiles
 from pt214_dcp.errors import LoadFailed, SaveFailed, StateMismatch
 from pt214_dcp.find import Finder
 from pt214_dcp.fit import Fit, bitmap, fit, unexpected
+from pt214_dcp.garbage import uncollected
 from pt214_dcp.layout import Box, Held, local_boxes, whole_box
 from pt214_dcp.own import OwnFill, own_fills
 from pt214_dcp.reads import Reads
@@ -101,6 +102,8 @@ def load_into(
     )
 
 
+@uncollected()
+@torch.no_grad()
 def _prepare(
     state_dict: dict[Any, Any], path: Path, ranks: Ranks, options: LoadOptions, files: ExitStack
 ) -> _Prepared:
@@ -145,15 +148,21 @@ def _plan_leaves(
             continue
         if group not in finders:
             finders[group] = Finder(checkpoint, group, ranks.rank)
-        layout = layouts.of(leaf.key, leaf.tensor)
-        shape = tuple(leaf.tensor.shape)
+        tensor = leaf.tensor
+        if type(tensor) in state.PLAIN and tensor.is_contiguous() and tensor.device.type == "cpu":
+            whole = finders[group].whole(leaf.key, tensor.dtype)
+            if whole is not None and not (tensor.is_conj() or tensor.is_neg()):
+                reads.add_whole(*whole, tensor)
+                continue
+        layout = layouts.of(leaf.key, tensor)
+        shape = tuple(tensor.shape)
         helds = [Held(whole_box(shape), whole_box(shape))]
         if layout is not None:
             helds = local_boxes(shape, layout, ranks.rank)
         elif 0 in shape:
             helds = []
         for held in helds:
-            into = part_of(leaf.tensor, held)
+            into = part_of(tensor, held).detach()
             plan_box(checkpoint.table(group), finders[group], leaf.key, held.box, into, reads)
 
 

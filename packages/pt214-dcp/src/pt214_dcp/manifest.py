@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,8 +35,7 @@ LINKED = re.compile(r"from-[0-9a-f]{32}-rank-\d{5,8}\.(safetensors|data)")
 _HASH = "xxh3_128"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A box of a tensor.
 
     Attributes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pt214_dcp.layout import Held, Item, Layout, Mesh, Shape, local_boxes
 
@@ -48,8 +49,7 @@ class Line:
         return self.size_bytes * place // self.replicas
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A box that a rank holds, and where it lies on the line of its replica set."""
 
     tensor: int

@@ -8,47 +8,45 @@ size and copied from there. Every block is read once for each box that needs it,
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from pt214_dcp.arena import memory
-from pt214_dcp.data_files import Block, DataFiles
+from pt214_dcp.arena import memory, view_of
+from pt214_dcp.data_files import DataFiles, Run
 from pt214_dcp.layout import Box
 from pt214_dcp.manifest import BLOCK_BYTES, Chunk, Manifest
 
 THREADS = min(4, os.cpu_count() or 1)
 BATCH_BYTES = 8 << 20  # of one read; not tuned
+BATCH_BLOCKS = BATCH_BYTES // BLOCK_BYTES
 # Of one buffer: its first and last block may be read for its neighbour, too, so 1 in 32 at most.
 BUFFER_BYTES = 32 << 20
-_MOST_BUFFERS = 1000  # of one preadv; IOV_MAX is 1024 on Linux and macOS
+_MOST_RUNS = 1000  # in one preadv: with the blocks of a long one below 1024, which is IOV_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """A block and the address where it goes."""
+class Direct(NamedTuple):
+    """A run and the address where it goes."""
 
-    block: Block
+    run: Run
     address: int
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(NamedTuple):
     """Blocks of a chunk, of which a part goes to ``into``.
 
     Attributes:
-        blocks: end to end in the chunk's row-major order.
+        runs: end to end in the chunk's row-major order.
         chunk: shape of the chunk.
         first: first element of the part, counted from the first block's begin.
         dtype: of the stored bytes.
         into: the tensor to fill, of the part's shape.
     """
 
-    blocks: tuple[Block, ...]
+    runs: tuple[Run, ...]
     chunk: tuple[int, ...]
     first: int
     dtype: torch.dtype
@@ -109,15 +107,20 @@ class Reads:
                 to = into[(begin - low) // width : (end - low) // width]
                 self._add_copied(manifest, flat, part, to, into.dtype)
 
+    def add_whole(self, manifest: Manifest, chunk: Chunk, into: torch.Tensor) -> None:
+        """Plan to fill a contiguous CPU tensor of the stored dtype with all of a chunk."""
+        self._add_direct(manifest, chunk, 0, chunk.size_bytes, into.data_ptr())
+
     def _add_direct(
         self, manifest: Manifest, chunk: Chunk, low: int, high: int, address: int
     ) -> None:
-        begin = chunk.first_block + low // BLOCK_BYTES
-        for number in range(begin, chunk.first_block + -(-high // BLOCK_BYTES)):
-            block = self._data.block(manifest, number, chunk.tensor)
-            self._direct.append(Direct(block, address))
-            address += block.size_bytes
-            self.size_bytes += block.size_bytes
+        first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
+        self.size_bytes += high - low
+        for begin in range(first, last, BATCH_BLOCKS):
+            count = min(BATCH_BLOCKS, last - begin)
+            for run in self._data.runs(manifest, chunk.first_block + begin, count, chunk.tensor):
+                self._direct.append(Direct(run, address))
+                address += run.size_bytes
 
     def _add_copied(
         self,
@@ -130,11 +133,11 @@ class Reads:
         width = dtype.itemsize
         first, last = flat_range(chunk.box, part)
         begin, end = first * width // BLOCK_BYTES, -(-last * width // BLOCK_BYTES)
-        numbers = range(chunk.first_block + begin, chunk.first_block + end)
-        blocks = tuple(self._data.block(manifest, number, chunk.tensor) for number in numbers)
+        runs = self._data.runs(manifest, chunk.first_block + begin, end - begin, chunk.tensor)
         skipped = first - begin * BLOCK_BYTES // width
-        self._copied.append(Copied(blocks, chunk.box.size, skipped, dtype, into))
-        self.size_bytes += sum(block.size_bytes for block in blocks)
+        item = Copied(tuple(runs), chunk.box.size, skipped, dtype, into)
+        self._copied.append(item)
+        self.size_bytes += sum(run.size_bytes for run in item.runs)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Make all reads, some threads at a time; the first error ends it.
@@ -148,8 +151,8 @@ class Reads:
         batches = [*_batches(self._direct)]
 
         def direct(batch: list[Direct]) -> None:
-            views = [_view(item.address, item.block.size_bytes) for item in batch]
-            self._data.read([item.block for item in batch], views)
+            views = [view_of(item.address, item.run.size_bytes) for item in batch]
+            self._data.read([item.run for item in batch], views)
             if progress is not None:
                 progress(sum(map(len, views)))
 
@@ -173,17 +176,12 @@ class Reads:
 
 
 def _copy(data: DataFiles, item: Copied) -> int:
-    size = sum(block.size_bytes for block in item.blocks)
+    size = sum(run.size_bytes for run in item.runs)
     buffer = torch.empty(size, dtype=torch.uint8)
     at, view = 0, memory(buffer)
-    for run in _runs(item.blocks):
-        length = sum(block.size_bytes for block in run)
-        views, begin = [], at
-        for block in run:
-            views.append(view[begin : begin + block.size_bytes])
-            begin += block.size_bytes
-        data.read(run, views)
-        at += length
+    for run in item.runs:
+        data.read([run], [view[at : at + run.size_bytes]])
+        at += run.size_bytes
     width = item.dtype.itemsize
     stored = buffer[: size // width * width].view(item.dtype)[item.first :]
     with torch.no_grad():
@@ -191,37 +189,28 @@ def _copy(data: DataFiles, item: Copied) -> int:
     return size
 
 
-def _view(address: int, size_bytes: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * size_bytes).from_address(address)).cast("B")
-
-
 def _batches(items: Sequence[Direct]) -> Iterator[list[Direct]]:
-    """Blocks that lie end to end in a file, in reads of bounded size."""
+    """Runs that lie end to end in a file, in reads of bounded size."""
     batch: list[Direct] = []
-    size = 0
-    for item in sorted(items, key=lambda item: (item.block.fd, item.block.at)):
-        block = item.block
-        if batch:
-            last = batch[-1].block
-            follows = (block.fd, block.at) == (last.fd, last.at + last.size_bytes)
-            if not follows or size >= BATCH_BYTES or len(batch) >= _MOST_BUFFERS:
-                yield batch
-                batch, size = [], 0
+    size = end = 0
+    for item in sorted(items, key=_place):
+        run = item.run
+        if batch and (
+            (run.fd, run.at) != (batch[0].run.fd, end)
+            or size >= BATCH_BYTES
+            or len(batch) >= _MOST_RUNS
+        ):
+            yield batch
+            batch, size = [], 0
         batch.append(item)
-        size += block.size_bytes
+        size += run.size_bytes
+        end = run.at + run.size_bytes
     if batch:
         yield batch
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    run: list[Block] = []
-    for block in blocks:
-        if run and (block.fd, block.at) != (run[-1].fd, run[-1].at + run[-1].size_bytes):
-            yield run
-            run = []
-        run.append(block)
-    if run:
-        yield run
+def _place(item: Direct) -> tuple[int, int]:
+    return item.run.fd, item.run.at
 
 
 def _pieces(box: Box, part: Box, width: int) -> Iterator[Box]:

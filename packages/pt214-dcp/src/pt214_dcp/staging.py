@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 import crc32c
 import torch
 
-from pt214_dcp.arena import memory
+from pt214_dcp.arena import memory, view_of
 from pt214_dcp.compat import local_tensor
 from pt214_dcp.file_plan import FilePlan, Part, Window
 from pt214_dcp.layout import Held
+from pt214_dcp.state import PLAIN
 
 # Integers of the same width exist for every dtype and any stride.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -25,8 +26,8 @@ _SMALL_BYTES = 1 << 16
 
 def part_of(tensor: torch.Tensor, held: Held) -> torch.Tensor:
     """The part ``held`` of this rank's local tensor, a view."""
-    local = local_tensor(tensor)
-    if held.local.size == tuple(local.shape):
+    local = tensor if type(tensor) in PLAIN else local_tensor(tensor)
+    if held.local.size == local.shape:
         return local
     return local[tuple(slice(a, a + n) for a, n in zip(held.local.start, held.local.size))]  # noqa: B905  # lengths agree by construction; this runs once a tensor
 
@@ -58,8 +59,7 @@ class Sources:
         views = []
         for part, low, high in self._pieces(window):
             source = self._parts[part]
-            raw = (ctypes.c_ubyte * (high - low)).from_address(source.data_ptr() + low)
-            views.append(memoryview(raw).cast("B"))
+            views.append(view_of(source.data_ptr() + low, high - low))
         return list(_in_blocks(views, self._plan.sizes[window.first : window.last]))
 
     def copy(

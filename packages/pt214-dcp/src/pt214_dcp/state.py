@@ -20,7 +20,7 @@ import base64
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +33,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 EXACT_INT = 1 << 53  # other readers of JSON keep whole numbers up to here
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
+class Leaf(NamedTuple):
     """One tensor (plain or DTensor) and the path of its key."""
 
     key: str
@@ -100,8 +99,10 @@ def join(prefix: str, key: str | int) -> str:
     if isinstance(key, int):
         text = f"[{key}]"
     else:
-        text = key.replace("~", "~0").replace("/", "~1")
-        text = "~2" + text[1:] if text.startswith("[") else text
+        text = key
+        if "~" in text or "/" in text or text.startswith("["):
+            text = text.replace("~", "~0").replace("/", "~1")
+            text = "~2" + text[1:] if text.startswith("[") else text
     return f"{prefix}/{text}" if prefix else text
 
 

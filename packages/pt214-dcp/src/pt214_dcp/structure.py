@@ -12,6 +12,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -19,10 +20,11 @@ import torch
 
 from pt214_dcp import columns
 from pt214_dcp.compat import Layouts, local_tensor
+from pt214_dcp.garbage import uncollected
 from pt214_dcp.layout import Layout, Mesh
 from pt214_dcp.plan import replica_set
 from pt214_dcp.staging import content_hash
-from pt214_dcp.state import Flat, take_apart
+from pt214_dcp.state import PLAIN, Flat, take_apart
 from pt214_dcp.table import Table, TensorRecord, View
 
 
@@ -73,6 +75,7 @@ class Structure:
         }
 
 
+@uncollected()
 def structure_of(state: Any, group_ranks: Sequence[int]) -> Structure:
     """Take ``state`` apart; nothing is copied.
 
@@ -174,6 +177,8 @@ def _sharing(
 ) -> tuple[list[int | None], dict[int, View], list[torch.Tensor]]:
     """Aliases, views and spans of tensors that share bytes."""
     aliases: list[int | None] = [None] * len(tensors)
+    if not _any_shared(tensors):
+        return aliases, {}, []
     same: dict[Any, int] = {}
     storages: dict[int, list[int]] = defaultdict(list)
     for at, (tensor, layout) in enumerate(zip(tensors, layouts, strict=True)):
@@ -194,6 +199,23 @@ def _sharing(
         if len(members) > 1:
             _add_spans(tensors, members, views, spans)
     return aliases, views, spans
+
+
+def _any_shared(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether any two tensors have a byte in common: most states have none, and this is cheap."""
+    ranges = []
+    for tensor in tensors:
+        local = tensor if type(tensor) in PLAIN else local_tensor(tensor)
+        if local.numel():
+            low = local.data_ptr()
+            if local.is_contiguous():
+                high = low + local.numel() * local.itemsize
+            else:
+                first, last = _byte_range(local)
+                high = low + last - first
+            ranges.append((low, high))
+    ranges.sort()
+    return any(high > low for (_, high), (low, _) in pairwise(ranges))
 
 
 def _add_spans(

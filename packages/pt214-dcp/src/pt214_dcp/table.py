@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -21,7 +21,7 @@ import torch
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Item, Layout, Mesh, Shape, Split
-from pt214_dcp.state import Json
+from pt214_dcp.state import Json, kinds
 
 _MAX_DIMS = 64  # of a tensor; torch's own limit
 _NO_ALIAS = -1
@@ -42,8 +42,7 @@ class View:
     strides: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRecord:
+class TensorRecord(NamedTuple):
     """Global shape and dtype of a tensor."""
 
     dtype: torch.dtype
@@ -74,6 +73,11 @@ class Table:
     def index(self) -> dict[str, int]:
         """Number of each key."""
         return {key: at for at, key in enumerate(self.keys) if key}
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Path of each leaf and container -> its kind."""
+        return kinds(self.tree)
 
     @cached_property
     def items(self) -> list[Item]:

@@ -69,8 +69,8 @@ def verify(
                 chunks += 1
                 for number in range(chunk.first_block, chunk.first_block + chunk.blocks):
                     try:
-                        block = data.block(manifest, number, chunk.tensor)
-                        data.read([block], [memory(buffer[: block.size_bytes])])
+                        (run,) = data.runs(manifest, number, 1, chunk.tensor)
+                        data.read([run], [memory(buffer[: run.size_bytes])])
                     except ChunkCorrupt as error:
                         if raises:
                             raise
