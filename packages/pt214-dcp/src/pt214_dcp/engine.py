@@ -201,21 +201,27 @@ class WriterProcess:
             with self._lock:
                 protocol.send(self._sock, head, *payload)
                 answer, data, _ = protocol.receive(self._sock)
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:
             code = self._child.wait()
             raise SaveFailed(f"the process that writes checkpoints ended with {code}") from error
         if answer["op"] == "error":
             raise OSError(answer["errno"], answer["text"])
         return answer, data
 
+    def leave(self) -> None:
+        """Close this end of the socket."""
+        self._sock.close()
+
     def stop(self) -> None:
         """End it; it has no work by now."""
         if self.pid == os.getpid():
-            self._sock.close()
+            self.leave()
             self._child.wait()
 
 
 _process: WriterProcess | None = None
+# Of a parent that forked this process, or ended: kept, since Popen complains where it is forgotten.
+_LEFT: list[WriterProcess] = []
 _process_lock = threading.Lock()
 
 
@@ -223,7 +229,11 @@ def writer_process() -> WriterProcess:
     """The writer of this process, started if it does not run."""
     global _process
     with _process_lock:
-        if _process is None or not _process.alive():
+        if _process is not None and not _process.alive():
+            _process.leave()
+            _LEFT.append(_process)
+            _process = None
+        if _process is None:
             _process = WriterProcess()
         return _process
 

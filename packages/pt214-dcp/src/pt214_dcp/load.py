@@ -218,13 +218,14 @@ def _unexpected(ranks: Ranks, prepared: _Prepared) -> list[str]:
     for data in exchange(ranks, mine):
         number |= int.from_bytes(data, "little")
     together = number.to_bytes(len(mine), "little")
-    extra, at = [], 0
+    found: dict[str, bool] = {}  # a key that any group's rank has is known, in every table
+    at = 0
     for keys in trees:
-        extra += [key for i, key in enumerate(keys) if not together[at + i // 8] >> i % 8 & 1]
+        for number, key in enumerate(keys):
+            bit = bool(together[at + number // 8] >> number % 8 & 1)
+            found[key] = found.get(key, False) or bit
         at += -(-len(keys) // 8)
-    # A key that another group's rank has counts there, whichever table it came from.
-    known = {key for keys in trees for key in keys} - set(extra)
-    return list(dict.fromkeys(key for key in extra if key not in known))
+    return [key for key, known in found.items() if not known]
 
 
 def _replace_values(state_dict: dict[Any, Any], prepared: _Prepared) -> None:
