@@ -16,6 +16,7 @@ import torch
 from pt214_dcp import overlap
 from pt214_dcp.arena import ARENA, LEAST_BYTES
 from pt214_dcp.engine import ProcessWriter, writer_process
+from pt214_dcp.feed import feed_of
 
 MIB = 1 << 20
 
@@ -75,9 +76,7 @@ def test_tensors_may_change_as_soon_as_the_call_returns(tmp_path: Path) -> None:
 def test_a_save_that_copies_nothing_fails_the_change_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pt214_dcp import saver
-
-    feed_of, gate = saver.feed_of, threading.Event()
+    gate = threading.Event()
 
     def blocking(plan: Any, tensors: Any, options: Any, _: bool, handle: Any) -> Any:
         feed = feed_of(plan, tensors, options, True, handle)
@@ -85,7 +84,7 @@ def test_a_save_that_copies_nothing_fails_the_change_test(
         monkeypatch.setattr(feed, "into", lambda *rest: (gate.wait(), into(*rest))[1])
         return feed
 
-    monkeypatch.setattr(saver, "feed_of", blocking)
+    monkeypatch.setattr("pt214_dcp.saver.feed_of", blocking)
     values = state(1.0)
     handle = pt214_dcp.async_save(values, tmp_path)
     for tensor in values.values():
@@ -140,7 +139,7 @@ def test_without_the_guard_the_overlap_test_fails(
 ) -> None:
     net, optimizer = model()
     train(net, optimizer)
-    before = net[0].weight.detach().clone()  # type: ignore[index,union-attr]
+    before = net[0].weight.detach().clone()  # type: ignore[index]
     gate = slow_copies(monkeypatch)
     monkeypatch.setattr(optimizer, "register_step_pre_hook", lambda hook: _NoHook())
     handle = pt214_dcp.async_save(net.state_dict(), tmp_path, overlap=optimizer)
@@ -164,7 +163,7 @@ def test_a_change_outside_step_fails_the_save(
     gate = slow_copies(monkeypatch)
     handle = pt214_dcp.async_save(net.state_dict(), tmp_path, overlap=optimizer)
     with torch.no_grad():
-        net[0].weight.add_(1)  # type: ignore[index,operator,union-attr]
+        net[0].weight.add_(1)  # type: ignore[index]
     gate.set()
     with pytest.raises(pt214_dcp.SaveFailed, match="changed outside its optimizer's step"):
         handle.wait()

@@ -22,7 +22,9 @@ def state(step: int) -> dict[str, Any]:
 
 
 def check(path: Path, step: int) -> None:
-    found = {key: torch.zeros_like(v) if key != "step" else 0 for key, v in state(0).items()}
+    found: dict[str, Any] = {
+        key: torch.zeros_like(v) if key != "step" else 0 for key, v in state(0).items()
+    }
     pt214_dcp.load(found, path)
     wanted = state(step)
     assert found.pop("step") == wanted.pop("step")

@@ -114,7 +114,11 @@ def test_conjugate_and_negative_views_keep_their_values(tmp_path: Path) -> None:
 
 def test_cast_and_partial_are_done_only_by_choice_and_reported(tmp_path: Path) -> None:
     pt214_dcp.save({"w": torch.arange(4.0), "old": torch.ones(1), "n": 1}, tmp_path)
-    found = {"w": torch.zeros(4, dtype=torch.bfloat16), "new": torch.zeros(2), "n": 0}
+    found: dict[str, Any] = {
+        "w": torch.zeros(4, dtype=torch.bfloat16),
+        "new": torch.zeros(2),
+        "n": 0,
+    }
     with pytest.raises(pt214_dcp.StateMismatch, match="cast=True converts it"):
         pt214_dcp.load(found, tmp_path, partial=True)
     with pytest.raises(pt214_dcp.StateMismatch, match="new"):
@@ -169,12 +173,12 @@ def stages(rank: int, path: str) -> None:
     with pytest.raises(pt214_dcp.RanksDiffer, match="key_group= for ranks with other keys"):
         pt214_dcp.save(state, path)
     pt214_dcp.save(state, path, key_group=f"stage {stage}")
-    found = {f"layer{stage}": torch.zeros(4), "step": 0}
+    found: dict[str, Any] = {f"layer{stage}": torch.zeros(4), "step": 0}
     pt214_dcp.load(found, path)
     assert found[f"layer{stage}"].tolist() == [stage] * 4
     assert found["step"] == 7
+    bad = {f"layer{stage}": torch.full((4,), float(rank))}
     with pytest.raises(pt214_dcp.RanksDiffer, match=r"rank \d: layer. is"):
-        bad = {f"layer{stage}": torch.full((4,), float(rank))}
         pt214_dcp.save(bad, path, key_group=f"stage {stage}")
 
 
@@ -182,7 +186,7 @@ def test_pipeline_stages_hold_other_keys_and_load_on_one_rank(
     run_ranks: Run, tmp_path: Path
 ) -> None:
     run_ranks(4, stages, str(tmp_path / "c"))
-    found = {"layer0": torch.ones(4), "layer1": torch.zeros(4), "step": 0}
+    found: dict[str, Any] = {"layer0": torch.ones(4), "layer1": torch.zeros(4), "step": 0}
     pt214_dcp.load(found, tmp_path / "c")
     assert (found["layer0"].tolist(), found["layer1"].tolist()) == ([0] * 4, [1] * 4)
     with pytest.raises(pt214_dcp.StateMismatch) as caught:

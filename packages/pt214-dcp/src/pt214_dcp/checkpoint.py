@@ -19,8 +19,8 @@ from pt214_dcp.root import (
     unpack_commit,
     unpack_page,
 )
-from pt214_dcp.state import Json
 from pt214_dcp.table import Table, TensorRecord, table_name, unpack_table
+from pt214_dcp.trees import Json
 
 ROOT_READS = 10  # a saver may replace the checkpoint while its records are read
 

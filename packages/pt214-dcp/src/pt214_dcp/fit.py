@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pt214_dcp import state
+from pt214_dcp import trees
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.state import Flat, Leaf
 from pt214_dcp.table import TensorRecord
@@ -42,7 +42,7 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
         cast: whether another dtype is no difference.
     """
     found = Fit()
-    wanted = state.kinds(flat.tree)
+    wanted = trees.kinds(flat.tree)
     for group in _order(checkpoint, rank):
         theirs = checkpoint.table(group).kinds
         new = wanted.keys() & theirs.keys()

@@ -212,15 +212,15 @@ def _unexpected(ranks: Ranks, prepared: _Prepared) -> list[str]:
     local = local or len(used) < len(checkpoint.commit.tables)
     if not any(flag != b"\0" for flag in exchange(ranks, bytes([local]))):
         return []
-    trees = [list(state.kinds(table.tree)) for table in checkpoint.tables]
-    mine = b"".join(bitmap(keys, used.get(group, set())) for group, keys in enumerate(trees))
+    listed = [list(table.kinds) for table in checkpoint.tables]
+    mine = b"".join(bitmap(keys, used.get(group, set())) for group, keys in enumerate(listed))
     number = 0
     for data in exchange(ranks, mine):
         number |= int.from_bytes(data, "little")
     together = number.to_bytes(len(mine), "little")
     found: dict[str, bool] = {}  # a key that any group's rank has is known, in every table
     at = 0
-    for keys in trees:
+    for keys in listed:
         for number, key in enumerate(keys):
             bit = bool(together[at + number // 8] >> number % 8 & 1)
             found[key] = found.get(key, False) or bit

@@ -26,8 +26,8 @@ import msgspec
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Box
-from pt214_dcp.state import Json
 from pt214_dcp.table import TensorRecord, dtype_of, unpack_shapes
+from pt214_dcp.trees import Json
 
 BLOCK_BYTES = 1 << 20  # one crc32c each, so 4 bytes a MiB; not tuned
 HASH_BYTES = 16

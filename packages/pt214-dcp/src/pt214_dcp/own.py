@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pt214_dcp import state
+from pt214_dcp import state, trees
 from pt214_dcp.agree import Ranks
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.errors import StateMismatch
@@ -15,7 +15,8 @@ from pt214_dcp.manifest import Manifest
 from pt214_dcp.per_rank import PerRank, Resize
 from pt214_dcp.reads import Reads
 from pt214_dcp.staging import bits
-from pt214_dcp.state import Flat, Json
+from pt214_dcp.state import Flat
+from pt214_dcp.trees import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def own_fills(
                     'PerRank(..., resize="keep") or "wrap"'
                 )
             continue
-        number = state.per_rank_numbers(checkpoint.table(group).tree)[own.key]
+        number = trees.per_rank_numbers(checkpoint.table(group).tree)[own.key]
         manifest = checkpoint.manifest(source)
         tree = manifest.own[number].tree
-        if state.kinds(tree, own.key) != state.kinds(own.tree, own.key):
+        if trees.kinds(tree, own.key) != trees.kinds(own.tree, own.key):
             different.append(f"{own.key}: rank {source} saved other keys or kinds in its PerRank")
             continue
         first = sum(item.tensors for item in manifest.own[:number])

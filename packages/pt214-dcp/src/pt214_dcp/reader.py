@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pt214_dcp import state
+from pt214_dcp import state, trees
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.data_files import DataFiles
 from pt214_dcp.find import Finder
@@ -42,5 +42,5 @@ def build(checkpoint: Checkpoint, group: int = 0) -> Any:
     """The state dict of a key group, with new tensors; what is ``PerRank`` is left as None."""
     table = checkpoint.table(group)
     tensors = [read_tensor(checkpoint, key) if key else None for key in table.keys]
-    own = [None] * len(state.per_rank_numbers(table.tree))
+    own = [None] * len(trees.per_rank_numbers(table.tree))
     return state.build(table.tree, tensors, own)

@@ -31,8 +31,8 @@ from pt214_dcp.options import SaveOptions
 from pt214_dcp.rank_files import RankFiles, Report, write_rank
 from pt214_dcp.root import Commit
 from pt214_dcp.staging import content_hash
-from pt214_dcp.state import values_of
 from pt214_dcp.structure import Structure, replica_hashes, structure_of
+from pt214_dcp.trees import values_of
 
 logger = logging.getLogger(__name__)
 _RUNNING: weakref.WeakSet[SaveHandle] = weakref.WeakSet()

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of, unpack_number
+from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of
 from pt214_dcp.errors import NotData
 from pt214_dcp.per_rank import PerRank
+from pt214_dcp.trees import Json, decode_scalar, join
 
-Json = Any  # what json.dumps takes
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 EXACT_INT = 1 << 53  # other readers of JSON keep whole numbers up to here
 
@@ -92,18 +92,6 @@ def take_apart(state: Any, *, fill: bool = False) -> Flat:
     flat = Flat(fill)
     flat.tree = _encode(state, "", flat, set())
     return flat
-
-
-def join(prefix: str, key: str | int) -> str:
-    """Path of ``key`` below ``prefix``."""
-    if isinstance(key, int):
-        text = f"[{key}]"
-    else:
-        text = key
-        if "~" in text or "/" in text or text.startswith("["):
-            text = text.replace("~", "~0").replace("/", "~1")
-            text = "~2" + text[1:] if text.startswith("[") else text
-    return f"{prefix}/{text}" if prefix else text
 
 
 def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
@@ -171,14 +159,6 @@ def _encode_scalar(value: Any, path: str) -> Json:
     )
 
 
-def decode_scalar(tree: Json) -> Any:
-    """The value of a leaf of the tree that is not a tensor."""
-    if not isinstance(tree, dict):
-        return tree
-    (kind, value), *_ = tree.items()
-    return _DECODE[kind](value)
-
-
 def replace_scalars(state: Any, tree: Json) -> Any:
     """Write the tree's scalars into ``state`` in place; return ``state`` or what replaces it.
 
@@ -201,16 +181,6 @@ def replace_scalars(state: Any, tree: Json) -> Any:
             return state
         return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
     return decode_scalar(tree)
-
-
-def per_rank_numbers(tree: Json, path: str = "") -> dict[str, int]:
-    """Path of each ``PerRank`` -> its number."""
-    if isinstance(tree, dict) and "per_rank" in tree:
-        return {path: tree["per_rank"]}
-    found: dict[str, int] = {}
-    for key, item in children(tree):
-        found.update(per_rank_numbers(item, join(path, key)))
-    return found
 
 
 def build(tree: Json, tensors: Sequence[Any], own: Sequence[Any] = ()) -> Any:
@@ -236,44 +206,6 @@ def build(tree: Json, tensors: Sequence[Any], own: Sequence[Any] = ()) -> Any:
         items = [build(item, tensors, own) for item in below]
         return items if kind == "list" else tuple(items)
     return decode_scalar(tree)
-
-
-def values_of(tree: Json, path: str = "") -> dict[str, str]:
-    """Path and text of each value of the tree that is no tensor."""
-    if isinstance(tree, dict) and {"tensor", "numpy", "per_rank"} & tree.keys():
-        return {}
-    if isinstance(tree, dict) and {"dict", "list", "tuple"} & tree.keys():
-        found: dict[str, str] = {}
-        for key, item in children(tree):
-            found |= values_of(item, join(path, key))
-        return found or {path: repr(tree)}
-    return {path: repr(decode_scalar(tree))}
-
-
-def children(tree: Json) -> Iterator[tuple[str | int, Json]]:
-    """Key and tree of each item of a container; nothing for a leaf."""
-    if isinstance(tree, dict):
-        if "dict" in tree:
-            yield from tree["dict"]
-        else:
-            yield from enumerate(tree.get("list") or tree.get("tuple") or ())
-
-
-def kinds(tree: Json, path: str = "") -> dict[str, str]:
-    """Path of each leaf and of each container -> its kind, to compare two trees."""
-    if not isinstance(tree, dict):
-        return {path: "value"}
-    (kind, _), *_ = tree.items()
-    if kind in ("tensor", "numpy"):
-        return {path: kind}
-    if kind == "per_rank":
-        return {path: "PerRank"}
-    if kind not in ("dict", "list", "tuple"):
-        return {path: "value"}
-    found = {} if path == "" else {path + "/": kind}
-    for key, item in children(tree):
-        found.update(kinds(item, join(path, key)))
-    return found
 
 
 def _is_container(value: Any) -> bool:
@@ -305,13 +237,3 @@ def _base64(data: bytes) -> str:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-_DECODE: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float,
-    "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", "surrogatepass"),
-    "bytes": lambda text: base64.b64decode(text, validate=True),
-    "complex": lambda pair: complex(float(pair[0]), float(pair[1])),
-    "number": unpack_number,
-}

@@ -21,7 +21,7 @@ import torch
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Item, Layout, Mesh, Shape, Split
-from pt214_dcp.state import Json, kinds
+from pt214_dcp.trees import Json, kinds
 
 _MAX_DIMS = 64  # of a tensor; torch's own limit
 _NO_ALIAS = -1
