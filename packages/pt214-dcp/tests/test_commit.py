@@ -34,7 +34,8 @@ if twin == "nothing":
     pt214_dcp.save = lambda state, path: None
 pt214_dcp.save({"w": torch.ones(1000)}, sys.argv[1])
 """
-CALLS = "openat,open,creat,fsync,fdatasync,rename,renameat,renameat2,pwrite64,write,unlink,unlinkat"
+OPENS = "openat,open,creat,rename,renameat,renameat2,unlink,unlinkat"
+CALLS = f"{OPENS},fsync,fdatasync,pwrite64,pwritev,pwritev2,write"
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None, reason="no strace on this machine"
 )
@@ -54,8 +55,8 @@ def events(path: Path, log: Path, twin: str) -> list[str]:
         call, rest = match[1].removesuffix("64"), match[2]
         if call.startswith("rename"):
             found.append("rename commit")
-        elif call in ("fsync", "fdatasync", "pwrite", "write"):
-            found.append(f"{call} {_kind(rest, path)}")
+        elif call in ("fsync", "fdatasync", "pwrite", "pwritev", "pwritev2", "write"):
+            found.append(f"{call.rstrip('v2')} {_kind(rest, path)}")
         elif call.startswith("open") and re.search(r"O_(WRONLY|RDWR)", rest):
             found.append("create" if "O_EXCL" in rest else "open for writing")
     return found
@@ -66,8 +67,10 @@ def _kind(rest: str, path: Path) -> str:
     name = Path(match[1]) if match else Path()
     if name == path:
         return "folder"
-    if name.suffix in (".data", ".manifest"):
-        return name.suffix[1:]
+    if name.suffix in (".safetensors", ".manifest"):
+        return "data" if name.suffix == ".safetensors" else "manifest"
+    if name.name in ("index", "table-00000"):
+        return name.name
     return "generation" if name.name.startswith("gen-") else "commit"
 
 
@@ -77,7 +80,7 @@ def is_durable(calls: list[str]) -> bool:
         return False
     at = calls.index("rename commit")
     before, after = calls[:at], calls[at:]
-    for kind in ("data", "manifest", "commit"):
+    for kind in ("data", "manifest", "table-00000", "index", "commit"):
         if f"fsync {kind}" not in before:
             return False
         last = max(i for i, call in enumerate(calls) if call == f"pwrite {kind}")

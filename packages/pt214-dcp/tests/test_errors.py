@@ -13,7 +13,7 @@ from typing import Any
 import pt214_dcp
 import pytest
 import torch
-from pt214_dcp import files, writer
+from pt214_dcp import files, rank_files
 
 MIB = 1 << 20
 
@@ -73,7 +73,8 @@ def test_a_record_of_another_format_or_version_is_not_a_checkpoint(tmp_path: Pat
 
 
 def test_a_commit_that_names_another_folder_is_refused(tmp_path: Path) -> None:
-    body = {"format": "pt214-dcp", "version": 1, "generation": "../elsewhere", "ranks": []}
+    body = {"format": "pt214-dcp", "version": 1, "generation": "../elsewhere"}
+    body |= {"tables": [[1, "00" * 16]], "pages": ["00" * 16], "world_size": 1, "size_bytes": 1}
     (tmp_path / "COMMIT.json").write_bytes(files.pack(body))
     with pytest.raises(pt214_dcp.ChunkCorrupt, match=r"'\.\./elsewhere'"):
         pt214_dcp.load({"n": 1}, tmp_path)
@@ -108,7 +109,7 @@ def test_a_full_disk_says_so_and_keeps_the_old_checkpoint(tmp_path: Path) -> Non
         words = r"No space left on device: this rank needs 8388608 bytes, \d+ are free"
         assert_old_stays(tmp_path / "c", big(tmp_path / "c"), words)
         with pytest.MonkeyPatch.context() as patch:  # a disk that fills up while it is written
-            patch.setattr(writer, "_check_room", lambda folder, needed: None)
+            patch.setattr(rank_files, "_check_room", lambda folder, needed: None)
             assert_old_stays(tmp_path / "c", big(tmp_path / "c"), "No space left on device")
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

@@ -24,7 +24,7 @@ def test_ls_info_and_verify_tell_what_was_saved(
     tensors = json.loads(capsys.readouterr().out)["tensors"]
     assert tensors == {"w": {"dtype": "float32", "shape": [2, 3]}}
     assert main(["info", checkpoint, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rank_size_bytes"] == [24]
+    assert json.loads(capsys.readouterr().out)["rank_size_bytes"] == [120]
     assert main(["verify", checkpoint]) == 0
     assert "1 tensors" in capsys.readouterr().out
 
@@ -42,8 +42,8 @@ def test_ls_of_a_folder_of_steps_lists_them(
 def test_a_damaged_or_absent_checkpoint_exits_with_one(
     checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (data,) = Path(checkpoint).glob("gen-*/*.data")
-    data.write_bytes(b"x" * 24)
+    (data,) = Path(checkpoint).glob("gen-*/*.safetensors")
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
     assert main(["verify", checkpoint, "--json"]) == 1
     assert "crc32c" in json.loads(capsys.readouterr().out)["errors"][0]
     assert main(["info", str(tmp_path / "none")]) == 1

@@ -11,7 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from pt214_dcp.compat import local_tensor
+from pt214_dcp.layout import Box
+from pt214_dcp.reader import open_checkpoint, read_tensor
 from pt214_dcp.staging import bits
+from pt214_dcp.state import build
 from torch.distributed.device_mesh import init_device_mesh as mesh_of
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -160,7 +163,7 @@ def test_all_mismatches_are_listed_in_one_error_and_nothing_is_written(tmp_path:
         pt214_dcp.load(state, tmp_path)
     error = caught.value
     assert (error.missing, error.unexpected) == (("new",), ("k",))
-    assert [line.split(":")[0] for line in error.different] == ["c", "a", "b"]
+    assert [line.split(":")[0] for line in error.different] == ["a", "b", "c"]
     assert state["d"] == 0
     assert all(word in str(error) for word in ("(2,)", "(3,)", "torch.int8", "tensor"))
 
@@ -172,3 +175,19 @@ def test_a_tensor_may_change_as_soon_as_async_save_returns(tmp_path: Path) -> No
     handle.wait()
     pt214_dcp.load(state, tmp_path)
     assert bool((state["w"] == 1).all())
+
+
+def test_a_checkpoint_is_read_without_a_template(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "a": {"w": torch.arange(12.0).view(3, 4)},
+        "l": [1, torch.ones(2), (None, "x")],
+    }
+    pt214_dcp.save(state, tmp_path / "c")
+    checkpoint = open_checkpoint(tmp_path / "c")
+    found = build(checkpoint.tree, [read_tensor(checkpoint, key) for key in checkpoint.tensors])
+    assert found["l"][0] == 1
+    assert found["l"][2] == (None, "x")
+    assert torch.equal(found["a"]["w"], state["a"]["w"])
+    assert torch.equal(found["l"][1], state["l"][1])
+    part = read_tensor(checkpoint, "a/w", Box((1, 1), (2, 2)))
+    assert torch.equal(part, state["a"]["w"][1:3, 1:3])

@@ -10,7 +10,7 @@ from typing import Any
 import pt214_dcp
 import pytest
 import torch
-from pt214_dcp import reader
+from pt214_dcp import data_files
 
 FLIPS = 100  # in each kind of file
 
@@ -40,7 +40,7 @@ def flip(file: Path, at: int, bit: int) -> None:
         stream.write(bytes([old ^ (1 << bit)]))
 
 
-@pytest.mark.parametrize("name", ["gen-*/*.data", "gen-*/*.manifest", "COMMIT.json"])
+@pytest.mark.parametrize("name", ["gen-*/*.safetensors", "gen-*/*.manifest", "COMMIT.json"])
 def test_a_flipped_bit_is_noticed(checkpoint: Path, name: str) -> None:
     (file,) = checkpoint.glob(name)
     for at, bit in flips(file):
@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, name: str) -> None:
 def test_a_reader_that_skips_checksums_fails_the_flip_test(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = checkpoint.glob("gen-*/*.data")
+    (file,) = checkpoint.glob("gen-*/*.safetensors")
 
     class Blind:
         """Answers what was asked for, as no checksum at all would."""
@@ -67,13 +67,13 @@ def test_a_reader_that_skips_checksums_fails_the_flip_test(
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr(reader, "crc32c", SimpleNamespace(crc32c=lambda data: Blind()))
+    monkeypatch.setattr(data_files, "crc32c", SimpleNamespace(crc32c=lambda data: Blind()))
     flip(file, *flips(file)[0])
     pt214_dcp.verify(checkpoint)  # and so the test above, which wants an error, would fail
 
 
 @pytest.mark.parametrize("change", ["cut", "longer", "gone"])
-@pytest.mark.parametrize("name", ["gen-*/*.data", "gen-*/*.manifest", "COMMIT.json"])
+@pytest.mark.parametrize("name", ["gen-*/*.safetensors", "gen-*/*.manifest", "COMMIT.json"])
 def test_a_file_of_another_length_is_noticed(checkpoint: Path, name: str, change: str) -> None:
     (file,) = checkpoint.glob(name)
     data = file.read_bytes()
@@ -87,7 +87,7 @@ def test_a_file_of_another_length_is_noticed(checkpoint: Path, name: str, change
 
 
 def test_a_symlink_in_place_of_data_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    (file,) = checkpoint.glob("gen-*/*.data")
+    (file,) = checkpoint.glob("gen-*/*.safetensors")
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(pt214_dcp.ChunkCorrupt, match="symbolic link"):
@@ -95,7 +95,7 @@ def test_a_symlink_in_place_of_data_is_refused(checkpoint: Path, tmp_path: Path)
 
 
 def test_verify_can_list_all_damaged_blocks(checkpoint: Path) -> None:
-    (file,) = checkpoint.glob("gen-*/*.data")
+    (file,) = checkpoint.glob("gen-*/*.safetensors")
     flip(file, 5, 1)
     flip(file, file.stat().st_size - 1, 1)
     assert len(pt214_dcp.verify(checkpoint, raises=False).errors) == 2

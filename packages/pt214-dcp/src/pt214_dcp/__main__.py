@@ -56,11 +56,11 @@ def _info(path: Path) -> _Answer:
     checkpoint = open_checkpoint(path.absolute())
     facts = {
         "generation": checkpoint.commit.generation,
-        "ranks": len(checkpoint.commit.ranks),
+        "ranks": checkpoint.commit.world_size,
         "tensors": len(checkpoint.tensors),
-        "chunks": sum(len(manifest.chunks) for manifest in checkpoint.manifests),
+        "chunks": sum(len(manifest.chunks) for manifest in checkpoint.manifests()),
         "size_bytes": checkpoint.commit.size_bytes,
-        "rank_size_bytes": [rank.data_bytes for rank in checkpoint.commit.ranks],
+        "rank_size_bytes": [manifest.data_bytes for manifest in checkpoint.manifests()],
     }
     return facts, [f"{name}: {value}" for name, value in facts.items()], 0
 

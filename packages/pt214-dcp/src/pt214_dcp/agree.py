@@ -1,10 +1,14 @@
-"""In the foreground: one exchange of fixed size says that all ranks are here and hold the same.
+"""Before anything is written: do all ranks save the same thing, and under which name?
 
-    each rank: flag | uuid | digest of structure | digest of replicas      -> all ranks
+One exchange of records of fixed size, plus one more for each four replica sets beyond the first
+four; nothing grows with the model::
 
-Rank 0's uuid names the save. If a rank failed, or digests differ, all ranks see it in this same
-exchange, and a second one (of fixed size, too) carries what to tell the user. So no rank is left
-behind in a collective, and none goes on alone.
+    failed? | uuid | key group | digest of structure | (replica set, digest of contents) x 4
+
+Rank 0's uuid names the save. Ranks with the same label are a *key group* and must hold the same
+structure; ranks in the same replica set must hold the same bits. If a rank failed, or digests
+differ, all ranks see it in this same exchange, and a second one (of fixed size, too) carries what
+to tell the user. So no rank is left behind in a collective, and none goes on alone.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from pt214_dcp.compat import exchange_device
 from pt214_dcp.errors import CheckpointError, RanksDiffer, SaveFailed
 
 TEXT_BYTES = 512  # of one rank's explanation
-_RECORD = struct.Struct("<B16s16s16s")
+_RECORD = struct.Struct("<BH16s8s16s")
+_SET = struct.Struct("<8s8s")
+_SETS = 4  # of replica sets in one exchange: few models have more
 _OK, _FAILED = 0, 1
 
 
@@ -41,12 +47,36 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
-    """What must be equal on all ranks: 16 bytes of structure, 16 bytes of replicated contents."""
+class Claim:
+    """What one rank says of its state.
 
+    Attributes:
+        label: 8 bytes that name its key group.
+        structure: 16 bytes that must be equal within the key group.
+        replicas: name of each replica set that it is in -> digest of its contents; 8 bytes each.
+        describe: what the digests saw, by key, asked only if they differ; of one replica set, or,
+            for None, of the structure.
+    """
+
+    label: bytes
     structure: bytes
-    content: bytes
-    describe: Callable[[], dict[str, str]]  # key -> what the digests saw, asked only if they differ
+    replicas: dict[bytes, bytes]
+    describe: Callable[[bytes | None], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks know after the exchange.
+
+    Attributes:
+        uuid: of the save.
+        group: number of this rank's key group; groups are counted by their lowest rank.
+        members: ranks of this rank's key group.
+    """
+
+    uuid: str
+    group: int
+    members: tuple[int, ...]
 
 
 def members(process_group: dist.ProcessGroup | None, *, alone: bool = False) -> Ranks:
@@ -84,12 +114,12 @@ def exchange(ranks: Ranks, mine: bytes) -> list[bytes]:
         ) from error
 
 
-def agree(ranks: Ranks, belief: Belief | None, failure: BaseException | None) -> str:
-    """Return the uuid of the save, equal on all ranks, or raise on all ranks.
+def agree(ranks: Ranks, claim: Claim | None, failure: BaseException | None) -> Agreement:
+    """Compare claims; return what is agreed, or raise on all ranks.
 
     Args:
         ranks: who takes part.
-        belief: what this rank holds; None if it failed before it knew.
+        claim: what this rank holds; None if it failed before it knew.
         failure: what already went wrong here; this rank raises it, the others SaveFailed.
 
     Raises:
@@ -97,21 +127,55 @@ def agree(ranks: Ranks, belief: Belief | None, failure: BaseException | None) ->
         SaveFailed: another rank failed, or is lost.
     """
     flag = _OK if failure is None else _FAILED
-    structure, content = (belief.structure, belief.content) if belief else (b"", b"")
-    mine = _RECORD.pack(flag, uuids.uuid4().bytes, structure, content)
+    sets = sorted(claim.replicas.items()) if claim else []
+    head = (claim.label, claim.structure) if claim else (b"", b"")
+    mine = _RECORD.pack(flag, len(sets), uuids.uuid4().bytes, *head) + _pack_sets(sets[:_SETS])
     try:
-        records = [_RECORD.unpack(data) for data in exchange(ranks, mine)]
+        answers = exchange(ranks, mine)
     except SaveFailed:
         if failure is not None:  # the first thing that went wrong here tells more
             raise failure from None
         raise
+    records = [_RECORD.unpack(data[: _RECORD.size]) for data in answers]
     failed = [rank for rank, record in enumerate(records) if record[0] == _FAILED]
     if failed:
         _raise_failed(ranks, failed, failure)
-    assert belief is not None
-    if len({record[2:] for record in records}) > 1:
-        _raise_differ(ranks, belief, [record[2:] for record in records])
-    return uuids.UUID(bytes=records[0][1]).hex
+    assert claim is not None
+    found = [data[_RECORD.size :] for data in answers]
+    for at in range(_SETS, max(record[1] for record in records), _SETS):
+        more = exchange(ranks, _pack_sets(sets[at : at + _SETS]))
+        found = [have + new for have, new in zip(found, more, strict=True)]
+    labels = [record[3] for record in records]
+    _compare(ranks, claim, labels, [record[4] for record in records], found)
+    groups = list(dict.fromkeys(labels))
+    members = tuple(rank for rank, label in enumerate(labels) if label == claim.label)
+    return Agreement(uuids.UUID(bytes=records[0][2]).hex, groups.index(claim.label), members)
+
+
+def _pack_sets(sets: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(_SET.pack(*pair) for pair in sets).ljust(_SETS * _SET.size, b"\0")
+
+
+def _compare(
+    ranks: Ranks,
+    claim: Claim,
+    labels: Sequence[bytes],
+    structures: Sequence[bytes],
+    found: Sequence[bytes],
+) -> None:
+    """Raise on all ranks for the first group or replica set whose ranks differ."""
+    for label in dict.fromkeys(labels):
+        inside = {rank: structures[rank] for rank, name in enumerate(labels) if name == label}
+        if len(set(inside.values())) > 1:
+            _raise_differ(ranks, claim, None, inside)
+    contents: dict[bytes, dict[int, bytes]] = {}
+    for rank, data in enumerate(found):
+        for name, digest in _SET.iter_unpack(data):
+            if name.strip(b"\0"):
+                contents.setdefault(name, {})[rank] = digest
+    for name, inside in contents.items():
+        if len(set(inside.values())) > 1:
+            _raise_differ(ranks, claim, name, inside)
 
 
 def _raise_failed(ranks: Ranks, failed: Sequence[int], failure: BaseException | None) -> None:
@@ -126,18 +190,21 @@ def _raise_failed(ranks: Ranks, failed: Sequence[int], failure: BaseException | 
     raise SaveFailed(f"nothing was committed, since other ranks failed first: {told}")
 
 
-def _raise_differ(ranks: Ranks, belief: Belief, digests: Sequence[object]) -> None:
+def _raise_differ(
+    ranks: Ranks, claim: Claim, name: bytes | None, digests: dict[int, bytes]
+) -> None:
     """Find the ranks that differ from the most common digest, and the first key where they do."""
-    most = Counter(digests).most_common(1)[0][0]
-    model = digests.index(most)  # a rank that holds what most hold
-    differing = [rank for rank, found in enumerate(digests) if found != most]
-    mine = belief.describe()
+    most = Counter(digests.values()).most_common(1)[0][0]
+    model = next(rank for rank, found in digests.items() if found == most)
+    differing = [rank for rank, found in digests.items() if found != most]
+    mine = claim.describe(name) if ranks.rank in digests else {}
     theirs = _broadcast_lines(ranks, mine, model)
-    texts = _texts(ranks, _first_difference(mine, theirs))
+    texts = _texts(ranks, _first_difference(mine, theirs) if ranks.rank in digests else "")
     told = "; ".join(f"rank {rank}: {texts[rank]}" for rank in differing)
     raise RanksDiffer(
         f"ranks hold unequal state, so nothing was committed (compared with rank {model}): {told}. "
-        "Plain tensors and values must be equal on all ranks; use DTensor for sharded ones"
+        "Plain tensors and values must be equal on all ranks; use DTensor for what is sharded, "
+        "PerRank for what each rank has for itself, key_group= for ranks with other keys"
     )
 
 

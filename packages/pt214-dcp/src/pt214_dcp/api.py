@@ -13,21 +13,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp import reader, state
-from pt214_dcp.agree import Belief, Ranks, agree, members
-from pt214_dcp.errors import CheckpointError, LoadFailed, SaveFailed
+from pt214_dcp.agree import members
+from pt214_dcp.errors import CheckpointError
 from pt214_dcp.handle import SaveHandle
+from pt214_dcp.load import LoadOptions, LoadReport, load_into
+from pt214_dcp.options import TIMEOUT_S, save_options
+from pt214_dcp.progress import meter
 from pt214_dcp.saver import start
+from pt214_dcp.warm import warm
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 State = dict[Any, Any]
 PathLike = str | os.PathLike[str]
-TIMEOUT_S = 600.0  # for ranks that never report; as torch's own collectives on the CPU, rounded
+Progress = bool | Callable[[int, int], None]
 
 _latest: SaveHandle | None = None  # of save_state_dict: the next call waits for it
 
@@ -39,16 +44,28 @@ def save(
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = TIMEOUT_S,
     alone: bool = False,
+    overwrite: bool = True,
+    base: PathLike | None = None,
+    hashes: bool = False,
+    key_group: str | None = None,
+    staging_bytes: int | None = None,
+    progress: Progress = False,
 ) -> SaveHandle:
     """Save and wait until the checkpoint is durable. Arguments and errors: see ``async_save``.
+
+    Tensors on the CPU are written from where they lie, without a copy.
 
     Returns:
         The ended handle, for its facts.
     """
-    handle = async_save(
-        state_dict, path, process_group=process_group, timeout_s=timeout_s, alone=alone
-    )
-    handle.wait()
+    with meter(progress, f"save {path}") as told:
+        options = save_options(
+            timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else _path(base),
+            hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, progress=told,
+        )  # fmt: skip
+        ranks = members(process_group, alone=alone)
+        handle = start(state_dict, _path(path), ranks, options, blocking=True)
+        handle.wait()
     return handle
 
 
@@ -59,28 +76,54 @@ def async_save(
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = TIMEOUT_S,
     alone: bool = False,
+    overwrite: bool = True,
+    base: PathLike | None = None,
+    hashes: bool = False,
+    key_group: str | None = None,
+    staging_bytes: int | None = None,
+    overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SaveHandle:
     """Copy the state, agree with the other ranks, and write it behind the training's back.
 
-    Collective: every rank of the group calls it. Tensors may change as soon as it returns. What
-    lies at ``path`` stays until the new checkpoint is whole, then it is removed.
+    Collective: every rank of the group calls it. Tensors may change as soon as it returns, but see
+    ``overlap``. What lies at ``path`` stays until the new checkpoint is whole, then it is removed.
 
     Args:
-        state_dict: nested dict, list and tuple of tensors, DTensors, None, bool, int, float,
-            complex, str and bytes. Plain tensors and values must be equal on all ranks.
+        state_dict: nested dict, list and tuple of tensors, DTensors, numpy arrays, None, bool,
+            int, float, complex, str and bytes. Plain tensors and values must be equal on all ranks
+            of a key group, or stand in ``PerRank``. Tensors that share memory are written once.
         path: folder of the checkpoint, on storage that all ranks share.
         process_group: who saves; None is the default group, or this process where there is none.
         timeout_s: seconds that the background waits for other ranks before it gives up.
         alone: this process saves by itself, whatever groups exist.
+        overwrite: replace what lies at ``path``, at the very end and at once; False refuses.
+        base: an earlier checkpoint saved with ``hashes`` or ``base``: blocks that it holds are
+            linked, not written. It may be ``path`` itself, or removed later.
+        hashes: keep a hash of each block, so that this checkpoint can be a ``base``. Needs xxhash:
+            ``pip install "pt214-dcp[incremental]"``.
+        key_group: a name that ranks with equal keys share, such as their pipeline stage. By default
+            ranks whose DTensors lie over the same meshes are one group.
+        staging_bytes: most memory for copies, in this process and its writer together; if the state
+            is larger, the call waits for the disk. None is half of the free memory.
+        overlap: optimizers whose parameters and state are copied after the call returns, while
+            forward and backward run; their next ``step`` waits for the copy.
+        progress: called in the background with bytes written and bytes in all, of this rank.
 
     Raises:
         NotData: a value is not data; the message has its key's path.
         BadPath: ``path`` can't be a folder.
+        AlreadyThere: ``overwrite`` is False, and a checkpoint lies there.
+        OptionError: an argument has a value that it can't have.
         RanksDiffer: ranks hold unequal state; the message names ranks and keys.
         SaveFailed: a rank failed or was lost.
     """
-    ranks = members(process_group, alone=alone)
-    return start(state_dict, _path(path), ranks, _timeout(timeout_s))
+    options = save_options(
+        timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else _path(base),
+        hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, overlap=overlap,
+        progress=progress,
+    )  # fmt: skip
+    return start(state_dict, _path(path), members(process_group, alone=alone), options)
 
 
 def save_state_dict(
@@ -98,8 +141,8 @@ def save_state_dict(
     global _latest
     previous, _latest = _latest, None
     earlier = None if previous is None else earlier_error(previous)
-    ranks = members(process_group)
-    _latest = start(state_dict, _path(path), ranks, _timeout(timeout_s), earlier)
+    options = save_options(timeout_s=timeout_s)
+    _latest = start(state_dict, _path(path), members(process_group), options, earlier=earlier)
     return _latest
 
 
@@ -110,13 +153,35 @@ def earlier_error(handle: SaveHandle) -> BaseException | None:
     return None if told or handle.cancelled else error
 
 
+def prepare(
+    state_dict: State,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    staging_bytes: int | None = None,
+) -> None:
+    """Do before training what the first ``async_save`` would have to: memory, plan, writer process.
+
+    The first touch of memory costs ten times a copy into it, so without this the first save blocks
+    training longer than all later ones. Not collective.
+
+    Args:
+        state_dict: as it will be saved; only kinds, shapes and layouts are looked at.
+        process_group: who will save.
+        staging_bytes: as it will be given to ``async_save``.
+    """
+    warm(state_dict, members(process_group), save_options(staging_bytes=staging_bytes))
+
+
 def load(
     state_dict: State,
     path: PathLike,
     *,
     process_group: dist.ProcessGroup | None = None,
     alone: bool = False,
-) -> None:
+    cast: bool = False,
+    partial: bool = False,
+    progress: Progress = False,
+) -> LoadReport:
     """Fill ``state_dict`` in place from the checkpoint at ``path``, on any number of ranks.
 
     Collective, as ``async_save`` is: all ranks load the same generation, or all raise. Tensors keep
@@ -127,6 +192,12 @@ def load(
         path: folder of the checkpoint.
         process_group: who loads; None is the default group, or this process where there is none.
         alone: this process loads by itself, whatever groups exist.
+        cast: convert values where the dtype differs.
+        partial: leave alone what the checkpoint lacks, and what the state dict lacks.
+        progress: True shows a meter; or a function of bytes read and bytes in all.
+
+    Returns:
+        What was missing, unexpected and cast.
 
     Raises:
         NotACheckpoint: nothing is committed at ``path``.
@@ -134,25 +205,9 @@ def load(
         ChunkCorrupt: stored bytes are wrong; ``state_dict`` is then partly overwritten.
         LoadFailed: another rank failed, or ranks met different generations.
     """
-    ranks, folder = members(process_group, alone=alone), _path(path)
-    checkpoint: reader.Checkpoint | None = None
-    leaves: list[state.Leaf] = []
-    failure: BaseException | None = None
-    try:
-        checkpoint = reader.open_checkpoint(folder)
-        tree, leaves = state.flatten(state_dict)
-        reader.check_fit(checkpoint, tree, leaves)
-    except Exception as error:
-        failure = error
-    _together(ranks, folder, checkpoint, failure)
-    assert checkpoint is not None
-    try:
-        reader.fill(checkpoint, leaves, ranks.rank, ranks.global_ranks)
-    except Exception as error:
-        error.add_note("the state dict is partly overwritten: load another checkpoint into it")
-        failure = error
-    _together(ranks, folder, checkpoint, failure)
-    state.replace_scalars(state_dict, checkpoint.tree)
+    with meter(progress, f"load {path}") as told:
+        options = LoadOptions(cast=cast, partial=partial, progress=told)
+        return load_into(state_dict, _path(path), members(process_group, alone=alone), options)
 
 
 def load_state_dict(
@@ -160,28 +215,13 @@ def load_state_dict(
     path: PathLike,
     *,
     process_group: dist.ProcessGroup | None = None,
-) -> None:
+) -> LoadReport:
     """Wait for the save that ``save_state_dict`` began, then ``load``."""
     global _latest
     previous, _latest = _latest, None
     if previous is not None:
         previous.wait()
-    load(state_dict, path, process_group=process_group)
-
-
-def _together(
-    ranks: Ranks,
-    path: Path,
-    checkpoint: reader.Checkpoint | None,
-    failure: BaseException | None,
-) -> None:
-    """All ranks go on with the same generation, or all raise."""
-    name = checkpoint.commit.generation if checkpoint else ""
-    belief = Belief(bytes.fromhex(name[4:]), b"", lambda: {str(path): name}) if name else None
-    try:
-        agree(ranks, belief, failure)
-    except SaveFailed as error:
-        raise LoadFailed(f"{path}: not loaded: {error}") from error
+    return load(state_dict, path, process_group=process_group)
 
 
 def _path(path: PathLike) -> Path:
@@ -189,9 +229,3 @@ def _path(path: PathLike) -> Path:
     if not isinstance(text, str) or not text:
         raise CheckpointError(f"path is {path!r}; the name of a folder is needed")
     return Path(text).absolute()
-
-
-def _timeout(timeout_s: float) -> float:
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s is {timeout_s!r}; it must be above 0 seconds")
-    return timeout_s

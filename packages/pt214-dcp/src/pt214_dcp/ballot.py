@@ -1,27 +1,34 @@
 """In the background: who has written, and whether it was committed, told through the store.
 
-    each rank  done/<rank>  ->  rank 0 commits  ->  outcome  ->  all ranks; the last one deletes it
+    leaves  --done/<rank>-->  inner ranks  --done/<rank>-->  rank 0 commits  --outcome-->  all
 
-Keys carry the save's uuid, so a save that died leaves nothing that a later one could take for its
-own. The store is only polled: a blocking wait would hold a TCPStore client that training needs.
+Reports go up a tree of 32 children a rank, so that rank 0 asks the store for 32 values, not for as
+many as there are ranks. Keys carry the save's uuid, so a save that died leaves nothing that a later
+one could take for its own. The store is only polled: a blocking wait would hold a TCPStore client
+that training needs.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.errors import SaveFailed
-from pt214_dcp.manifest import RankRecord
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # Between two looks at the store: short first, then rare enough for thousands of ranks. Not tuned.
-_POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.25
+_POLL_FIRST_S, _POLL_MOST_S = 0.002, 0.25
+FAN_IN = 32
+# An inner rank gives up so much before its parent does, so that who is absent is named by the one
+# who waits for it, not by those above.
+_MARGIN_S = 0.5
+_RANK = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +51,37 @@ class Ballot:
     deadline: float
     pause: Callable[[float], None]
 
-    def report(self, record: RankRecord) -> None:
-        """Tell rank 0 that this rank's files are durable."""
-        row = [record.manifest_bytes, record.manifest_digest, record.data_bytes]
-        self.store.set(self._done(self.rank), json.dumps(row))
+    def report(self, record: bytes) -> dict[int, bytes]:
+        """Tell that this rank's files are durable; ``record`` is as long on every rank.
 
-    def fail(self, text: str) -> None:
-        """Tell all ranks that this save can't be committed; lost stores are no news here."""
-        self.store.set(self._key("failed"), f"rank {self.rank}: {text}")
-
-    def collect(self) -> list[RankRecord]:
-        """On rank 0: wait until all have reported.
+        Returns:
+            On rank 0, every rank's record; elsewhere nothing.
 
         Raises:
             SaveFailed: a rank failed, or is absent at the deadline; the message names it.
         """
-        keys = [self._done(rank) for rank in range(self.world_size)]
-        self._wait(lambda: self.store.check(keys), self._absent)
+        rows = {self.rank: record}
+        children = self._children()
+        keys = [self._done(rank) for rank in children]
+        if keys:
+            self._wait(lambda: self.store.check(keys), self._absent, self._height() * _MARGIN_S)
         self.raise_if_failed()
-        records = [RankRecord(*json.loads(self.store.get(key))) for key in keys]
+        step = _RANK.size + len(record)
         for key in keys:
+            data = self.store.get(key)
+            for at in range(0, len(data), step):
+                (rank,) = _RANK.unpack(data[at : at + _RANK.size])
+                rows[rank] = data[at + _RANK.size : at + step]
             self.store.delete_key(key)
-        return records
+        if self.rank == 0:
+            return rows
+        told = b"".join(_RANK.pack(rank) + rows[rank] for rank in sorted(rows))
+        self.store.set(self._done(self.rank), told)  # type: ignore[arg-type]  # bytes are taken
+        return {}
+
+    def fail(self, text: str) -> None:
+        """Tell all ranks that this save can't be committed; lost stores are no news here."""
+        self.store.set(self._key("failed"), f"rank {self.rank}: {text}")
 
     def announce(self, outcome: dict[str, Any]) -> None:
         """On rank 0: publish what came of the save."""
@@ -92,19 +108,33 @@ class Ballot:
         if self.store.check([key]):
             raise SaveFailed(f"nothing was committed: {self.store.get(key).decode()}")
 
-    def _wait(self, ready: Callable[[], bool], absent: Callable[[], str]) -> None:
+    def _wait(
+        self, ready: Callable[[], bool], absent: Callable[[], str], margin_s: float = 0.0
+    ) -> None:
+        left_s = self.deadline - time.monotonic()
+        until = self.deadline - min(margin_s, left_s / 4)
         pause_s, failed = _POLL_FIRST_S, self._key("failed")
         while not ready():
             if self.store.check([failed]) and not ready():
                 self.raise_if_failed()
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > until:
                 raise SaveFailed(f"nothing was committed: no word in time from {absent()}")
             self.pause(pause_s)
             pause_s = min(pause_s * 1.5, _POLL_MOST_S)
 
+    def _children(self) -> range:
+        first = self.rank * FAN_IN + 1
+        return range(min(first, self.world_size), min(first + FAN_IN, self.world_size))
+
+    def _height(self) -> int:
+        """Levels of ranks above this one."""
+        height, rank = 0, self.rank
+        while rank:
+            rank, height = (rank - 1) // FAN_IN, height + 1
+        return height
+
     def _absent(self) -> str:
-        ranks = range(self.world_size)
-        absent = [rank for rank in ranks if not self.store.check([self._done(rank)])]
+        absent = [rank for rank in self._children() if not self.store.check([self._done(rank)])]
         return f"ranks {absent}"
 
     def _done(self, rank: int) -> str:

@@ -14,17 +14,21 @@ import re
 import shutil
 import struct
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.agree import exchange, members
-from pt214_dcp.api import TIMEOUT_S, earlier_error, load
+from pt214_dcp.agree import Ranks, exchange, members
+from pt214_dcp.api import earlier_error, load, prepare
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import NotACheckpoint
 from pt214_dcp.handle import SaveHandle
+from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.saver import start
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,11 @@ class Checkpointer:
         keep: committed checkpoints to keep; None keeps all.
         process_group: who saves and loads; None is the default group of the moment.
         timeout_s: as ``async_save``.
+        staging_bytes: as ``async_save``.
+        overlap: as ``async_save``.
+        full_every: write only blocks that changed since the save before, and all of them once in
+            so many saves; None writes all of them always. Pays where most of the state stands
+            still: frozen weights, LoRA, embeddings. Adam's state never does.
 
     With neither ``every_steps`` nor ``every_s`` each call of ``save`` saves.
 
@@ -58,9 +67,13 @@ class Checkpointer:
         keep: int | None = 3,
         process_group: dist.ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
+        staging_bytes: int | None = None,
+        overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+        full_every: int | None = None,
     ) -> None:
         numbers = {
-            "every_steps": every_steps, "every_s": every_s, "keep": keep, "timeout_s": timeout_s
+            "every_steps": every_steps, "every_s": every_s, "keep": keep, "timeout_s": timeout_s,
+            "full_every": full_every,
         }  # fmt: skip
         for name, value in numbers.items():
             if value is not None and not value > 0:
@@ -68,7 +81,12 @@ class Checkpointer:
         self.folder = Path(folder).absolute()
         self.handle: SaveHandle | None = None
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
-        self._group, self._timeout_s = process_group, timeout_s
+        self._group, self._full_every = process_group, full_every
+        self._options = save_options(
+            timeout_s=timeout_s, staging_bytes=staging_bytes, overlap=overlap,
+            hashes=full_every is not None,
+        )  # fmt: skip
+        self._saves = 0
         self._last_s = time.monotonic()
 
     def save(
@@ -94,9 +112,15 @@ class Checkpointer:
         ranks = members(self._group)
         if ranks.rank == 0:
             self._prune(before=step)
-        self.handle = start(state_dict, self.path(step), ranks, self._timeout_s, earlier)
+        options = replace(self._options, base=self._base(ranks))
+        self._saves += 1
+        self.handle = start(state_dict, self.path(step), ranks, options, earlier=earlier)
         self.handle.on_commit(lambda: self._prune(before=step) if ranks.rank == 0 else None)
         return self.handle
+
+    def prepare(self, state_dict: dict[Any, Any]) -> None:
+        """Before training: have memory and plan ready, so that the first save blocks no longer."""
+        prepare(state_dict, process_group=self._group, staging_bytes=self._options.staging_bytes)
 
     def restore(self, state_dict: dict[Any, Any]) -> int:
         """Load the newest checkpoint into ``state_dict`` and return its step; collective.
@@ -143,6 +167,15 @@ class Checkpointer:
             return self._every_steps is None
         due = time.monotonic() - self._last_s >= self._every_s
         return exchange(members(self._group), bytes([due]))[0] == b"\1"
+
+    def _base(self, ranks: Ranks) -> Path | None:
+        """The newest checkpoint, as rank 0 sees it, if this save is an incremental one."""
+        if self._full_every is None or self._saves % self._full_every == 0:
+            return None
+        latest = self.latest()
+        sent = struct.pack("<q", -1 if latest is None else latest)
+        step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
+        return None if step < 0 else self.path(step)
 
     def _folders(self) -> list[tuple[int, Path]]:
         if not self.folder.is_dir():

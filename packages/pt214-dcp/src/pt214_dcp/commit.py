@@ -12,45 +12,55 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pt214_dcp import files
+from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.errors import CheckpointError, SaveFailed
-from pt214_dcp.manifest import (
-    COMMIT,
-    Commit,
-    RankRecord,
-    data_name,
-    manifest_name,
-    pack_commit,
-    read_commit,
-)
+from pt214_dcp.manifest import manifest_name
+from pt214_dcp.rank_files import Report
+from pt214_dcp.root import COMMIT, INDEX, Commit, pack_commit, pack_index
 
 logger = logging.getLogger(__name__)
+_SEEN_S = 10.0  # how late a network file system may show a name
 
 
-def commit(path: Path, generation: str, ranks: Sequence[RankRecord]) -> None:
-    """Make ``generation`` the checkpoint at ``path``.
+def commit(path: Path, generation: str, reports: Mapping[int, Report]) -> Commit:
+    """Make ``generation`` the checkpoint at ``path``, and return its root record.
+
+    Args:
+        path: folder of the checkpoint.
+        generation: folder in it that all ranks have written to.
+        reports: of every rank.
 
     Raises:
         SaveFailed: files of a rank are not seen here, so ``path`` is not one shared folder.
         OSError: what the disk answers.
     """
     folder = path / generation
-    for rank, record in enumerate(ranks):
-        _check_seen(folder / data_name(rank), rank, record.data_bytes)
-        _check_seen(folder / manifest_name(rank), rank, record.manifest_bytes)
+    _check_seen(folder, len(reports))
+    records = [reports[rank].record for rank in range(len(reports))]
+    index, pages = pack_index(records)
+    files.write_new(folder / INDEX, index, lambda: None)
+    tables = {report.record.group: report.table for report in reports.values() if report.table}
+    size_bytes = sum(record.data_bytes + record.manifest_bytes for record in records)
+    size_bytes += len(index) + sum(table.size_bytes for table in tables.values())
+    root = Commit(
+        generation, len(records), tuple(tables[group] for group in sorted(tables)), pages,
+        size_bytes,
+    )  # fmt: skip
     files.sync_folder(folder)
     files.sync_folder(path)  # the generation's name must be durable before a record names it
     temporary = path / f"{COMMIT}.{generation}"
     try:
-        files.write_new(temporary, pack_commit(Commit(generation, tuple(ranks))), lambda: None)
+        files.write_new(temporary, pack_commit(root), lambda: None)
         os.rename(temporary, path / COMMIT)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     files.sync_folder(path)
+    return root
 
 
 def committed(path: Path) -> str | None:
@@ -90,10 +100,16 @@ def discard(path: Path, generation: str) -> None:
         logger.warning("could not remove %s; delete it by hand", path / generation)
 
 
-def _check_seen(file: Path, rank: int, size_bytes: int) -> None:
-    found = file.stat().st_size if file.is_file() else None
-    if found != size_bytes:
-        raise SaveFailed(
-            f"{file}: rank {rank} wrote {size_bytes} bytes, rank 0 sees "
-            f"{'no file' if found is None else found}; all ranks must share this folder"
-        )
+def _check_seen(folder: Path, world_size: int) -> None:
+    """One listing, not a look at each file: names are enough to tell that the folder is shared."""
+    wanted = {manifest_name(rank): rank for rank in range(world_size)}
+    until = time.monotonic() + _SEEN_S
+    while missing := wanted.keys() - set(os.listdir(folder)):
+        if time.monotonic() > until:
+            ranks = sorted(wanted[name] for name in missing)
+            told = f"{ranks[:10]}{' and more' if len(ranks) > 10 else ''}"
+            raise SaveFailed(
+                f"{folder}: rank 0 sees no files of ranks {told}, which say that they wrote them; "
+                "all ranks must share this folder"
+            )
+        time.sleep(0.1)  # a network file system may show new names late

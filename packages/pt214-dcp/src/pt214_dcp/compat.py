@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pt214_dcp.errors import NotData
-from pt214_dcp.layout import Layout, Split
+from pt214_dcp.layout import Layout, Mesh, Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,31 +47,50 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def layout_of(key: str, tensor: torch.Tensor, group_ranks: Sequence[int]) -> Layout:
-    """Layout over group ranks: of a DTensor its own; of a plain tensor, replicas on all ranks.
+class Layouts:
+    """Layouts of DTensors over the ranks of one group, one object for all that are alike.
 
     Args:
-        key: path of the tensor, for messages.
-        tensor: plain or DTensor.
         group_ranks: global rank of each rank of the group that saves or loads.
-
-    Raises:
-        NotData: a placement that holds no complete values, or a mesh with ranks outside the group.
     """
-    if not is_dtensor(tensor):
-        return Layout((len(group_ranks),), tuple(range(len(group_ranks))), (None,))
-    dtensor: Any = tensor
-    place_of = {rank: place for place, rank in enumerate(group_ranks)}
-    mesh_ranks = dtensor.device_mesh.mesh.flatten().tolist()
-    outside = [rank for rank in mesh_ranks if rank not in place_of]
-    if outside:
-        raise NotData(
-            f"{key}: its mesh has ranks {outside} outside the process group of this save, which "
-            f"has {list(group_ranks)}; pass the process_group that holds the whole mesh"
-        )
-    splits = tuple(_split_of(key, placement) for placement in dtensor.placements)
-    ranks = tuple(place_of[rank] for rank in mesh_ranks)
-    return Layout(tuple(dtensor.device_mesh.shape), ranks, splits)
+
+    def __init__(self, group_ranks: Sequence[int]) -> None:
+        self._group_ranks = group_ranks
+        self._place_of = {rank: place for place, rank in enumerate(group_ranks)}
+        self._meshes: dict[int, tuple[Any, Mesh]] = {}  # by id; the object is kept, so ids last
+        self._layouts: dict[tuple[int, Any], Layout] = {}
+
+    def of(self, key: str, tensor: torch.Tensor) -> Layout | None:
+        """Layout of a DTensor over group ranks; None for a plain tensor.
+
+        Raises:
+            NotData: a placement that holds no complete values, or a mesh with ranks outside the
+                group.
+        """
+        if not is_dtensor(tensor):
+            return None
+        spec = tensor._spec  # type: ignore[attr-defined]
+        seen = (id(spec.mesh), spec.placements)
+        layout = self._layouts.get(seen)
+        if layout is None:
+            splits = tuple(_split_of(key, placement) for placement in spec.placements)
+            layout = self._layouts[seen] = Layout(self._mesh(key, spec.mesh), splits)
+        return layout
+
+    def _mesh(self, key: str, device_mesh: Any) -> Mesh:
+        if id(device_mesh) not in self._meshes:
+            mesh_ranks = device_mesh.mesh.flatten().tolist()
+            outside = [rank for rank in mesh_ranks if rank not in self._place_of]
+            if outside:
+                raise NotData(
+                    f"{key}: its mesh has ranks {outside} outside the process group of this save, "
+                    f"which has {list(self._group_ranks)}; pass the process_group that holds the "
+                    "whole mesh"
+                )
+            ranks = tuple(self._place_of[rank] for rank in mesh_ranks)
+            mesh = Mesh(tuple(device_mesh.shape), ranks)
+            self._meshes[id(device_mesh)] = (device_mesh, mesh)
+        return self._meshes[id(device_mesh)][1]
 
 
 def _split_of(key: str, placement: Any) -> Split | None:

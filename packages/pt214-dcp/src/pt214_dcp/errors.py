@@ -12,6 +12,10 @@ class CheckpointError(Exception):
     """Base of every error that pt214_dcp raises on purpose."""
 
 
+class OptionError(CheckpointError, ValueError):
+    """An argument has a value that it can't have."""
+
+
 class NotData(CheckpointError, TypeError):
     """A value of the state dict is not data (a function, a module, a sparse tensor...)."""
 
@@ -30,6 +34,10 @@ class ChunkCorrupt(CheckpointError):
 
 class SaveFailed(CheckpointError):
     """The save did not commit; what lay at the path before lies there still."""
+
+
+class AlreadyThere(SaveFailed, FileExistsError):
+    """A checkpoint lies at the path, and the save was told not to replace one."""
 
 
 class SaveCancelled(SaveFailed):

@@ -27,9 +27,9 @@ _HEAD, _MIDDLE, _TAIL = b'{"blake2b":"', b'","body":', b"}\n"
 _DIGEST_BYTES = 16
 
 
-def digest(data: bytes) -> str:
-    """Hex digest of 128 bits that names a record's exact bytes."""
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+def digest(data: bytes) -> bytes:
+    """16 bytes that name a record's exact bytes."""
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def canonical(body: Any) -> bytes:
@@ -40,10 +40,10 @@ def canonical(body: Any) -> bytes:
 def pack(body: Any) -> bytes:
     """Put ``body`` into its envelope."""
     data = canonical(body)
-    return b"".join((_HEAD, digest(data).encode("ascii"), _MIDDLE, data, _TAIL))
+    return b"".join((_HEAD, digest(data).hex().encode("ascii"), _MIDDLE, data, _TAIL))
 
 
-def unpack(data: bytes, path: Path) -> Any:
+def unpack(data: bytes, path: Path | str) -> Any:
     """Take the body out of its envelope.
 
     Raises:
@@ -53,7 +53,7 @@ def unpack(data: bytes, path: Path) -> Any:
     body = data[at + len(_MIDDLE) : -len(_TAIL)]
     if not (data.startswith(_HEAD) and data[at:].startswith(_MIDDLE) and data.endswith(_TAIL)):
         raise ChunkCorrupt(f"{path}: the envelope of this record is damaged ({len(data)} bytes)")
-    wanted, found = data[len(_HEAD) : at].decode("latin-1"), digest(body)
+    wanted, found = data[len(_HEAD) : at].decode("latin-1"), digest(body).hex()
     if wanted != found:
         raise ChunkCorrupt(f"{path}: expected digest {wanted}, found {found} in {len(body)} bytes")
     return json.loads(body)
@@ -79,6 +79,19 @@ def read_record(path: Path) -> bytes:
     if len(data) != size_bytes:
         raise ChunkCorrupt(f"{path}: expected {size_bytes} bytes, found {len(data)}")
     return data
+
+
+def read_range(path: Path, at: int, size_bytes: int) -> bytes:
+    """Up to ``size_bytes`` bytes of a regular file from byte ``at``; fewer where it ends.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    fd = open_to_read(path)
+    try:
+        return os.pread(fd, size_bytes, at)
+    finally:
+        os.close(fd)
 
 
 def open_to_read(path: Path) -> int:

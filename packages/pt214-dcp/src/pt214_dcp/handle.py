@@ -28,19 +28,26 @@ class Phase(enum.Enum):
 
 
 class SaveHandle:
-    """An asynchronous save. All tensors were copied before it was returned.
+    """An asynchronous save. Its tensors were copied before it was returned, or see ``overlap``.
 
     Attributes:
         path: where the checkpoint goes.
         blocked_s: seconds that the call took from training.
         durable_s: seconds from the call to the commit; None until then.
         rank_size_bytes: bytes of tensors that this rank writes.
+        written_bytes: of those, how many are with the disk so far.
         size_bytes: bytes that all ranks wrote, manifests included; None until the commit.
     """
 
-    def __init__(self, path: str, started: float, rank_size_bytes: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        started: float,
+        rank_size_bytes: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.path = path
-        self.blocked_s = time.monotonic() - started
+        self.blocked_s = 0.0
         self.durable_s: float | None = None
         self.rank_size_bytes = rank_size_bytes
         self.size_bytes: int | None = None
@@ -50,6 +57,9 @@ class SaveHandle:
         self._cancelled = threading.Event()
         self._ended = threading.Event()
         self._error: BaseException | None = None
+        self.written_bytes = 0
+        self._progress = progress
+        self._staged: Callable[[], object] | None = None
         self._after: list[Callable[[], None]] = []
         self._asked = False  # somebody has seen how it ended
 
@@ -65,7 +75,9 @@ class SaveHandle:
             raise error
 
     def wait_staged(self) -> None:
-        """Return at once: staging ends before the handle exists. For code that can't know."""
+        """Block until every tensor is copied: at once, unless the save was given ``overlap``."""
+        if self._staged is not None:
+            self._staged()
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -103,6 +115,20 @@ class SaveHandle:
         """Sleep, unless cancelled."""
         self._cancelled.wait(seconds)
         self.check()
+
+    def lazy(self, wait: Callable[[], object]) -> None:
+        """Copies go on after the call; ``wait`` waits for them."""
+        self._staged = wait
+
+    def staged_after_call(self) -> None:
+        """The call returns now."""
+        self.blocked_s = time.monotonic() - self._started
+
+    def wrote(self, size_bytes: int) -> None:
+        """Count bytes written, and tell who asked."""
+        self.written_bytes += size_bytes
+        if self._progress is not None:
+            self._progress(self.written_bytes, self.rank_size_bytes)
 
     def begin_commit(self) -> None:
         """From here on ``cancel`` comes too late."""

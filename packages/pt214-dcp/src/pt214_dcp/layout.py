@@ -1,27 +1,23 @@
-"""Who holds which part of a tensor, and who writes it: pure arithmetic, no tensor, no I/O.
+"""Who holds which part of a tensor: pure arithmetic, no tensor, no I/O.
 
-    mesh + placements + coordinate --local_boxes--> boxes held --plan--> boxes written
+    mesh + placements + coordinate --local_boxes--> boxes held
 
 A *box* is a rectangle of the global tensor. Placements apply from left to right, as in torch:
 ``Split(dim)`` cuts like ``torch.chunk``; ``Split(dim, parts)`` is torch's ``_StridedShard``: first
 cut in ``parts``, cut each again over the mesh axis and take one of each, so that one rank may hold
-several boxes of a tensor. A box that several ranks hold is divided among them; a small one has one
-writer, the one with the least to write so far. Every rank computes the same answer from the same
-items, so nobody has to be asked.
+several boxes of a tensor. ``plan.py`` says which of the holders writes a box.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 Run = tuple[int, int]  # first index, count
-
-# A box held more than once has one writer below this size: small tensors stay whole. Not tuned.
-DIVIDE_FROM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +29,61 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A tensor over a mesh of group ranks (row-major); ``None`` in ``splits`` is a replica axis."""
+class Mesh:
+    """Group ranks in a row-major array of ``shape``.
 
-    mesh_shape: Shape
+    One object serves every tensor over the same mesh: at thousands of ranks, to build, hash or
+    search the list once a tensor would cost more than the rest of the planning.
+    """
+
+    shape: Shape
     ranks: Shape
-    splits: tuple[Split | None, ...]
+    _places: dict[int, int] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if math.prod(self.shape) != len(self.ranks):
+            raise ValueError(f"mesh of shape {self.shape} with {len(self.ranks)} ranks")
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "_hash", hash((self.shape, self.ranks)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def at(self, coordinate: Shape) -> int:
+        """The rank at ``coordinate``."""
+        place = 0
+        for at, size in zip(coordinate, self.shape, strict=True):
+            place = place * size + at
+        return self.ranks[place]
 
     def coordinate(self, rank: int) -> Shape | None:
         """Place of ``rank`` in the mesh; ``None`` for a rank outside it."""
-        if rank not in self.ranks:
+        place = self._places.get(rank)
+        if place is None:
             return None
-        place, coordinate = self.ranks.index(rank), []
-        for size in reversed(self.mesh_shape):
+        coordinate = []
+        for size in reversed(self.shape):
             place, at = divmod(place, size)
             coordinate.append(at)
         return tuple(reversed(coordinate))
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Layout:
+    """A tensor over a mesh; ``None`` in ``splits`` is an axis of replicas."""
+
+    mesh: Mesh
+    splits: tuple[Split | None, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether each rank of the mesh holds all of the tensor."""
+        return not any(self.splits)
+
+
+class Box(NamedTuple):
     """``size`` elements from ``start`` in each dim of the global tensor."""
 
     start: Shape
@@ -79,31 +110,49 @@ class Box:
         return tuple(slice(a - b, a - b + n) for a, b, n in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """What the plan knows of one tensor."""
+def whole_box(shape: Shape) -> Box:
+    """All of a tensor."""
+    return Box((0,) * len(shape), shape)
+
+
+class Item(NamedTuple):
+    """What planning knows of one tensor.
+
+    Attributes:
+        key: path of the tensor.
+        itemsize: bytes of one element.
+        shape: of the global tensor.
+        layout: who holds what.
+        alias: index of an earlier item that is the very same tensor, such as a tied weight.
+    """
 
     key: str
     itemsize: int
     shape: Shape
     layout: Layout
+    alias: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A box of the global tensor and where it lies in the rank's local tensor."""
 
     box: Box
     local: Box
 
+    def narrow(self, dim: int, start: int, stop: int) -> Held:
+        """Indices ``start`` to ``stop`` of ``dim``, counted within the box."""
+        return Held(_narrow(self.box, dim, start, stop), _narrow(self.local, dim, start, stop))
+
 
 def local_boxes(shape: Shape, layout: Layout, rank: int) -> list[Held]:
     """Boxes of the global tensor that ``rank`` holds, in the order of its local tensor."""
-    coordinate = layout.coordinate(rank)
+    coordinate = layout.mesh.coordinate(rank)
     if coordinate is None or 0 in shape:
         return []
+    if layout.whole:
+        return [Held(whole_box(shape), whole_box(shape))]
     per_dim: list[list[Run]] = [[(0, n)] for n in shape]
-    for split, at, over in zip(layout.splits, coordinate, layout.mesh_shape, strict=True):
+    for split, at, over in zip(layout.splits, coordinate, layout.mesh.shape, strict=True):
         if split is not None:
             per_dim[split.dim] = _take(per_dim[split.dim], split.parts, over, at)
     held = []
@@ -114,67 +163,11 @@ def local_boxes(shape: Shape, layout: Layout, rank: int) -> list[Held]:
     return held
 
 
-def plan(items: Sequence[Item], rank: int) -> list[tuple[int, Held]]:
-    """``(index of the item, part of it)`` that ``rank`` writes, the same rule on every rank.
-
-    Args:
-        items: all tensors, in an order that is the same on all ranks.
-        rank: rank in the group that saves.
-    """
-    loads: dict[Shape, list[int]] = {}  # bytes given so far to each replica of one replica set
-    mine = []
-    for index, item in enumerate(items):
-        coordinate = item.layout.coordinate(rank)
-        if coordinate is None:
-            continue
-        peers = _replicas(item.layout, coordinate)
-        load = loads.setdefault(peers, [0] * len(peers))
-        me = peers.index(rank)
-        for held in local_boxes(item.shape, item.layout, rank):
-            for owner, part in _divide(held, item.itemsize, load):
-                if owner == me:
-                    mine.append((index, part))
-    return mine
-
-
-def _divide(held: Held, itemsize: int, load: list[int]) -> Iterator[tuple[int, Held]]:
-    """Cut ``held`` among its replicas, or give it to the least loaded one."""
-    size_bytes = held.box.numel * itemsize
-    if len(load) == 1 or size_bytes < DIVIDE_FROM_BYTES or not held.box.size:
-        owner = load.index(min(load))
-        load[owner] += size_bytes
-        yield owner, held
-        return
-    size = held.box.size
-    dim = next((d for d, n in enumerate(size) if n >= len(load)), size.index(max(size)))
-    for owner in range(len(load)):
-        start, stop = (size[dim] * i // len(load) for i in (owner, owner + 1))
-        if stop > start:
-            part = Held(_narrow(held.box, dim, start, stop), _narrow(held.local, dim, start, stop))
-            load[owner] += part.box.numel * itemsize
-            yield owner, part
-
-
 def _narrow(box: Box, dim: int, start: int, stop: int) -> Box:
     begin, size = list(box.start), list(box.size)
     begin[dim] += start
     size[dim] = stop - start
     return Box(tuple(begin), tuple(size))
-
-
-def _replicas(layout: Layout, coordinate: Shape) -> Shape:
-    """Ranks that hold the same boxes as the rank at ``coordinate``, itself included."""
-    axes = [
-        range(size) if split is None else (at,)
-        for size, split, at in zip(layout.mesh_shape, layout.splits, coordinate, strict=True)
-    ]
-    found = []
-    for place in product(*axes):
-        flat = 0
-        for at, size in zip(place, layout.mesh_shape, strict=True):
-            flat = flat * size + at
-        found.append(layout.ranks[flat])
-    return tuple(found)
 
 
 def _take(runs: list[Run], parts: int, over: int, at: int) -> list[Run]:
@@ -201,7 +194,7 @@ def _chunk(total: int, parts: int, at: int) -> tuple[int, int]:
     return min(total, full * at), min(total, full * (at + 1))
 
 
-def _cut(runs: list[Run], start: int, stop: int) -> Iterator[Run]:
+def _cut(runs: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
     """Global runs of the positions ``start`` to ``stop`` of a local index list."""
     at = 0
     for first, count in runs:

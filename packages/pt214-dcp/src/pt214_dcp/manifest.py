@@ -1,92 +1,152 @@
-"""The two records of a checkpoint, and their checks against lies.
+"""What one rank wrote: which part of which tensor, where its bytes lie, and their checksums.
 
-    path/COMMIT.json                      one per checkpoint: which generation, which ranks
-    path/gen-<uuid>/rank-00000.manifest   one per rank: tensors, chunks, checksums
-    path/gen-<uuid>/rank-00000.data       chunks end to end, little-endian, no holes
+    path/gen-<uuid>/rank-00000.manifest      this record
+    path/gen-<uuid>/rank-00000.safetensors   a header, then chunks end to end, little-endian
 
-A chunk is a box of a tensor in row-major order. Each run of ``BLOCK_BYTES`` within it has a crc32c,
-so that a part of a chunk can be read and still be checked. Rank 0's manifest also holds the tree:
-nesting, scalars, and which tensor belongs where.
+A *chunk* is a box of a tensor in row-major order, cut in *blocks* of ``BLOCK_BYTES``; each block
+has a crc32c, so that a part of a chunk can be read and still be checked. Blocks lie in the rank's
+own data file, one after the other, and the file is one that readers of safetensors take. After an
+incremental save they lie anywhere in this file and in those of earlier generations, which are then
+hard links in this one's folder: two more columns say where, and the own file, which lacks blocks,
+is called ``rank-00000.data``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
-import torch
+import msgspec
 
-from pt214_dcp import files
-from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint
-from pt214_dcp.layout import Box, Shape
-from pt214_dcp.state import Json
+from pt214_dcp import columns
+from pt214_dcp.errors import ChunkCorrupt
+from pt214_dcp.layout import Box
+from pt214_dcp.table import TensorRecord, dtype_of, unpack_shapes
+from pt214_dcp.trees import Json
 
-FORMAT, VERSION = "pt214-dcp", 1
-COMMIT = "COMMIT.json"
-BLOCK_BYTES = 1 << 20  # one crc32c each, so 4 bytes a MiB; not tuned yet
-_GENERATION = re.compile(r"gen-[0-9a-f]{32}")
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """What the commit knows of one rank's files."""
-
-    manifest_bytes: int
-    manifest_digest: str
-    data_bytes: int
+BLOCK_BYTES = 1 << 20  # one crc32c each, so 4 bytes a MiB; not tuned
+HASH_BYTES = 16
+LINKED = re.compile(r"from-[0-9a-f]{32}-rank-\d{5,8}\.(safetensors|data)")
+_HASH = "xxh3_128"
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The root record; ``generation`` names the folder that holds everything else."""
+class Chunk(NamedTuple):
+    """A box of a tensor.
 
-    generation: str
-    ranks: tuple[RankRecord, ...]
+    Attributes:
+        tensor: index in the table of the rank's group; beyond its end, in the manifest's ``own``.
+        box: which part of the global tensor.
+        size_bytes: of the box.
+        first_block: number of its first block among all of the manifest.
+    """
+
+    tensor: int
+    box: Box
+    size_bytes: int
+    first_block: int
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of data and manifests on all ranks."""
-        return sum(rank.data_bytes + rank.manifest_bytes for rank in self.ranks)
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return -(-self.size_bytes // BLOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A box of a tensor at ``offset`` bytes in the data file of ``rank``."""
+class Own:
+    """What stands in one ``PerRank``: its tree, and how many tensors it has."""
 
-    key: str
-    box: Box
-    rank: int
-    offset: int
-    size_bytes: int
-    crcs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRecord:
-    """Global shape and dtype of a tensor."""
-
-    dtype: torch.dtype
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What one rank wrote; ``tree`` is None on all ranks but 0."""
-
-    rank: int
-    data_bytes: int
     tree: Json
-    keys: tuple[str, ...]
-    tensors: tuple[TensorRecord, ...]
-    chunks: tuple[Chunk, ...] = field(repr=False)
+    tensors: int
 
 
-def data_name(rank: int) -> str:
-    """File name of a rank's data in its generation."""
-    return f"rank-{rank:05d}.data"
+@dataclass(frozen=True)
+class Manifest:
+    """What one rank wrote.
+
+    Attributes:
+        rank: who.
+        group: number of its key group.
+        data_bytes: size of its data file.
+        header_bytes: before the first block.
+        header_crc: crc32c of those.
+        own: one a ``PerRank`` of the tree.
+        own_tensors: their tensors, one after the other.
+        chunks: what is stored, in the order of the blocks.
+        crcs: of each block.
+        block_files: 0 for the rank's own data file, else 1 + index in ``files``; None: all own.
+        block_offsets: where each block begins in its file; None: end to end after the header.
+        files: names of other data files of the generation that hold blocks of earlier ones.
+        hashes: ``HASH_BYTES`` for each block; empty if it was not asked for.
+    """
+
+    rank: int
+    group: int
+    data_bytes: int
+    header_bytes: int
+    header_crc: int
+    own: tuple[Own, ...]
+    own_tensors: tuple[TensorRecord, ...]
+    chunks: tuple[Chunk, ...]
+    crcs: array[int]
+    block_files: array[int] | None
+    block_offsets: array[int] | None
+    files: tuple[str, ...]
+    hashes: bytes
+
+    @cached_property
+    def block_sizes(self) -> array[int]:
+        """Bytes of each block."""
+        return block_sizes(chunk.size_bytes for chunk in self.chunks)
+
+    @cached_property
+    def starts(self) -> array[int]:
+        """Where each block begins in its file."""
+        if self.block_offsets is not None:
+            return self.block_offsets
+        at, found = self.header_bytes, array("q")
+        for size in self.block_sizes:
+            found.append(at)
+            at += size
+        return found
+
+    @property
+    def name(self) -> str:
+        """Name of the rank's own data file."""
+        return data_name(self.rank, valid=self.header_bytes > 0)
+
+    def file_of(self, block: int) -> int:
+        """0 for the rank's own data file, else 1 + index in ``files``."""
+        return 0 if self.block_files is None else self.block_files[block]
+
+
+def block_sizes(chunk_sizes: Any) -> array[int]:
+    """Bytes of each block of chunks of ``chunk_sizes`` bytes."""
+    sizes = array("I")
+    for size in chunk_sizes:
+        if size <= BLOCK_BYTES:
+            if size:
+                sizes.append(size)
+            continue
+        whole, rest = divmod(size, BLOCK_BYTES)
+        sizes.extend([BLOCK_BYTES] * whole)
+        if rest:
+            sizes.append(rest)
+    return sizes
+
+
+def data_name(rank: int, *, valid: bool = True) -> str:
+    """File name of a rank's data in its generation; ``valid`` if safetensors' readers take it."""
+    return f"rank-{rank:05d}.{'safetensors' if valid else 'data'}"
+
+
+def linked_name(generation: str, name: str) -> str:
+    """Name of a data file of an earlier generation, linked into a later one."""
+    return name if LINKED.fullmatch(name) else f"from-{generation.removeprefix('gen-')}-{name}"
 
 
 def manifest_name(rank: int) -> str:
@@ -94,128 +154,144 @@ def manifest_name(rank: int) -> str:
     return f"rank-{rank:05d}.manifest"
 
 
-def pack_commit(commit: Commit) -> bytes:
-    """Bytes of ``COMMIT.json``."""
-    ranks = [[r.manifest_bytes, r.manifest_digest, r.data_bytes] for r in commit.ranks]
-    return files.pack(
-        {"format": FORMAT, "version": VERSION, "generation": commit.generation, "ranks": ranks}
-    )
+@dataclass(frozen=True, slots=True)
+class ChunkColumns:
+    """What does not change from save to save, packed once: tensor and box of each chunk."""
+
+    tensor: bytes
+    ndim: bytes
+    start: bytes
+    size: bytes
+
+    @staticmethod
+    def of(parts: Sequence[tuple[int, Box]]) -> ChunkColumns:
+        """Columns of ``(tensor, box)`` in the order of the file."""
+        return ChunkColumns(
+            columns.pack("I", [tensor for tensor, _ in parts]),
+            columns.pack("B", [len(box.start) for _, box in parts]),
+            columns.pack("q", [n for _, box in parts for n in box.start]),
+            columns.pack("q", [n for _, box in parts for n in box.size]),
+        )
 
 
-def read_commit(path: Path) -> Commit:
-    """Read and check the root record of the checkpoint at ``path``.
+def pack_manifest(manifest: Manifest, chunks: ChunkColumns) -> bytes:
+    """Bytes of a manifest; ``chunks`` stands for ``manifest.chunks``."""
+    own = manifest.own_tensors
+    shapes = [record.shape for record in own]
+    body = {
+        "rank": manifest.rank,
+        "group": manifest.group,
+        "data_bytes": manifest.data_bytes,
+        "block_bytes": BLOCK_BYTES,
+        "header": [manifest.header_bytes, manifest.header_crc],
+        "own": [[item.tree, item.tensors] for item in manifest.own],
+        "own_dtypes": [str(record.dtype).removeprefix("torch.") for record in own],
+        "own_ndim": columns.pack("B", map(len, shapes)),
+        "own_shape": columns.pack("q", [n for shape in shapes for n in shape]),
+        "chunk_tensor": chunks.tensor,
+        "chunk_ndim": chunks.ndim,
+        "chunk_start": chunks.start,
+        "chunk_size": chunks.size,
+        "crc": columns.pack("I", manifest.crcs),
+        "files": manifest.files,
+        "hash": _HASH if manifest.hashes else "",
+        "hashes": manifest.hashes,
+    }
+    if manifest.block_files is not None and manifest.block_offsets is not None:
+        body["block_file"] = columns.pack("H", manifest.block_files)
+        body["block_offset"] = columns.pack("q", manifest.block_offsets)
+    return msgspec.msgpack.encode(body)
+
+
+def unpack_manifest(data: bytes, where: str, tensors: Sequence[TensorRecord]) -> Manifest:
+    """Inverse of ``pack_manifest``; the caller has checked the digest.
+
+    Args:
+        data: its bytes.
+        where: file name for messages.
+        tensors: of the table of the rank's group.
 
     Raises:
-        NotACheckpoint: there is none, or one of another format or version.
-        ChunkCorrupt: it is damaged.
+        ChunkCorrupt: it claims what can't be.
     """
     try:
-        data = files.read_record(path / COMMIT)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotACheckpoint(f"{path}: no {COMMIT} here, so nothing was ever committed") from error
-    body = files.unpack(data, path / COMMIT)
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise NotACheckpoint(f"{path / COMMIT}: a record of another format, not {FORMAT}")
-    if body.get("version") != VERSION:
-        raise NotACheckpoint(
-            f"{path / COMMIT}: format version {body.get('version')!r}; this release reads {VERSION}"
-        )
-    try:
-        ranks = tuple(RankRecord(int(m), str(d), int(n)) for m, d, n in body["ranks"])
-        commit = Commit(str(body["generation"]), ranks)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ChunkCorrupt(f"{path / COMMIT}: a field is missing or malformed: {error}") from error
-    if not _GENERATION.fullmatch(commit.generation):
-        raise ChunkCorrupt(
-            f"{path / COMMIT}: generation {commit.generation!r} is no folder of ours"
-        )
-    return commit
+        return _parse(msgspec.msgpack.decode(data), tensors)
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError,
+            AttributeError, IndexError, OverflowError) as error:  # fmt: skip
+        raise ChunkCorrupt(f"{where}: a field is missing or malformed: {error}") from error
 
 
-def pack_manifest(manifest: Manifest) -> bytes:
-    """Bytes of one rank's manifest: columns, since JSON repeats the names of rows."""
-    place = {key: at for at, key in enumerate(manifest.keys)}
-    chunks = manifest.chunks
-    return files.pack(
-        {
-            "rank": manifest.rank,
-            "data_bytes": manifest.data_bytes,
-            "block_bytes": BLOCK_BYTES,
-            "tree": manifest.tree,
-            "keys": manifest.keys,
-            "dtypes": [str(t.dtype).removeprefix("torch.") for t in manifest.tensors],
-            "shapes": [t.shape for t in manifest.tensors],
-            "chunk_key": [place[chunk.key] for chunk in chunks],
-            "chunk_start": [chunk.box.start for chunk in chunks],
-            "chunk_size": [chunk.box.size for chunk in chunks],
-            "chunk_crcs": [chunk.crcs for chunk in chunks],
-        }
+def _parse(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> Manifest:
+    if body["block_bytes"] != BLOCK_BYTES:
+        raise ValueError(f"block_bytes is {body['block_bytes']}, this release reads {BLOCK_BYTES}")
+    shapes = unpack_shapes(body["own_ndim"], body["own_shape"])
+    own_tensors = tuple(
+        TensorRecord(dtype_of(name), shape)
+        for name, shape in zip(body["own_dtypes"], shapes, strict=True)
     )
-
-
-def read_manifest(folder: Path, rank: int, expected: RankRecord) -> Manifest:
-    """Read one rank's manifest and check it against the commit and against itself.
-
-    Raises:
-        FileNotFoundError: the generation is gone; the caller reads the root record again.
-        ChunkCorrupt: it is damaged, or claims what can't be.
-    """
-    path = folder / manifest_name(rank)
-    data = files.read_record(path)
-    found = files.digest(data)
-    if (len(data), found) != (expected.manifest_bytes, expected.manifest_digest):
-        raise ChunkCorrupt(
-            f"{path}: expected {expected.manifest_bytes} bytes with digest "
-            f"{expected.manifest_digest}, found {len(data)} bytes with {found}"
-        )
-    body = files.unpack(data, path)
-    try:
-        manifest = _parse(body)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ChunkCorrupt(f"{path}: a field is missing or malformed: {error}") from error
-    if manifest.rank != rank or manifest.data_bytes != expected.data_bytes:
-        raise ChunkCorrupt(
-            f"{path}: it is of rank {manifest.rank} with {manifest.data_bytes} bytes of data; "
-            f"the commit says rank {rank} with {expected.data_bytes}"
-        )
+    own = tuple(Own(tree, int(count)) for tree, count in body["own"])
+    if sum(item.tensors for item in own) != len(own_tensors):
+        raise ValueError(f"{len(own_tensors)} tensors of this rank alone")
+    chunks = _chunks(body, (*tensors, *own_tensors))
+    offsets = None
+    if "block_file" in body:
+        offsets = columns.unpack("q", body["block_offset"])
+    header_bytes, header_crc = map(int, body["header"])
+    manifest = Manifest(
+        rank=int(body["rank"]),
+        group=int(body["group"]),
+        data_bytes=int(body["data_bytes"]),
+        header_bytes=header_bytes,
+        header_crc=header_crc,
+        own=own,
+        own_tensors=own_tensors,
+        chunks=chunks,
+        crcs=columns.unpack("I", body["crc"]),
+        block_files=None if offsets is None else columns.unpack("H", body["block_file"]),
+        block_offsets=offsets,
+        files=tuple(body["files"]),
+        hashes=bytes(body["hashes"]),
+    )
+    if manifest.hashes and body["hash"] != _HASH:
+        raise ValueError(f"hashes of kind {body['hash']!r}; this release knows {_HASH}")
+    _check(manifest)
     return manifest
 
 
-def _parse(body: dict[str, Any]) -> Manifest:
-    if body["block_bytes"] != BLOCK_BYTES:
-        raise ValueError(f"block_bytes is {body['block_bytes']}, this release reads {BLOCK_BYTES}")
-    columns = zip(body["dtypes"], body["shapes"], strict=True)
-    tensors = tuple(TensorRecord(dtype_of(name), _shape(shape)) for name, shape in columns)
-    keys = tuple(map(str, body["keys"]))
-    if len(keys) != len(tensors):
-        raise ValueError(f"{len(keys)} keys for {len(tensors)} tensors")
-    chunks, offset = [], 0
-    names = ("chunk_key", "chunk_start", "chunk_size", "chunk_crcs")
-    for place, start, size, crcs in zip(*(body[name] for name in names), strict=True):
-        box, tensor = Box(_shape(start), _shape(size)), tensors[place]
-        ends = [a + n for a, n in zip(box.start, box.size, strict=True)]
-        if any(end > n for end, n in zip(ends, tensor.shape, strict=True)):
-            raise ValueError(f"chunk {box} lies outside {keys[place]} of shape {tensor.shape}")
-        size_bytes = box.numel * tensor.dtype.itemsize
-        if len(crcs) != math.ceil(size_bytes / BLOCK_BYTES):
-            raise ValueError(f"{len(crcs)} checksums for {size_bytes} bytes of {keys[place]}")
-        crcs = tuple(map(int, crcs))
-        chunks.append(Chunk(keys[place], box, body["rank"], offset, size_bytes, crcs))
-        offset += size_bytes
-    if offset != body["data_bytes"]:
-        raise ValueError(f"chunks need {offset} bytes of {body['data_bytes']}")
-    return Manifest(body["rank"], offset, body["tree"], keys, tensors, tuple(chunks))
+def _chunks(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> tuple[Chunk, ...]:
+    places = columns.unpack("I", body["chunk_tensor"])
+    starts = unpack_shapes(body["chunk_ndim"], body["chunk_start"])
+    sizes = unpack_shapes(body["chunk_ndim"], body["chunk_size"])
+    chunks, block = [], 0
+    for place, start, size in zip(places, starts, sizes, strict=True):
+        record = tensors[place]
+        if size != record.shape and any(
+            a + n > whole for a, n, whole in zip(start, size, record.shape, strict=True)
+        ):
+            raise ValueError(f"chunk {start} {size} lies outside tensor {place} {record.shape}")
+        chunk = Chunk(place, Box(start, size), math.prod(size) * record.dtype.itemsize, block)
+        chunks.append(chunk)
+        block += chunk.blocks
+    return tuple(chunks)
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype that torch calls ``name``."""
-    dtype = getattr(torch, name, None) if name.isidentifier() else None
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"this torch has no dtype {name!r}")
-    return dtype
-
-
-def _shape(values: Any) -> Shape:
-    if any(type(n) is not int or n < 0 for n in values):
-        raise ValueError(f"not a shape: {values!r}")
-    return tuple(values)
+def _check(manifest: Manifest) -> None:
+    blocks = len(manifest.block_sizes)
+    if len(manifest.crcs) != blocks:
+        raise ValueError(f"{len(manifest.crcs)} checksums for {blocks} blocks")
+    if manifest.hashes and len(manifest.hashes) != HASH_BYTES * blocks:
+        raise ValueError(f"{len(manifest.hashes)} bytes of hashes for {blocks} blocks")
+    for name in manifest.files:
+        if not isinstance(name, str) or not LINKED.fullmatch(name):
+            raise ValueError(f"{name!r} is no data file of an earlier generation")
+    if manifest.block_files is None or manifest.block_offsets is None:
+        needed = manifest.header_bytes + sum(manifest.block_sizes)
+        if needed != manifest.data_bytes:
+            raise ValueError(f"blocks need {needed} bytes of {manifest.data_bytes}")
+        return
+    if not len(manifest.block_files) == len(manifest.block_offsets) == blocks:
+        raise ValueError(f"places of {len(manifest.block_files)} blocks for {blocks}")
+    if max(manifest.block_files, default=0) > len(manifest.files):
+        raise ValueError(f"blocks in more files than the {len(manifest.files)} named")
+    if min(manifest.block_offsets, default=0) < 0:
+        raise ValueError("a block before the begin of its file")

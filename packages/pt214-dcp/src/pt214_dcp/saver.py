@@ -1,7 +1,10 @@
-"""One save from call to commit: plan, stage, agree in the foreground; write, commit behind.
+"""One save from call to commit.
 
-foreground   flatten - plan - stage - agree          all ranks here, all equal, uuid known
-background   write files - report - (rank 0: rename COMMIT.json) - outcome - remove the old
+    foreground   take apart - agree - plan - copy       all ranks here, all equal, uuid known
+    background   write - report - (rank 0: rename COMMIT.json) - outcome - remove the old
+
+``save`` waits for the background, so its tensors are written from where they lie; after
+``async_save`` training goes on, so they are copied first, window by window within the budget.
 """
 
 from __future__ import annotations
@@ -12,112 +15,72 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from pt214_dcp import commit, files, staging, state
-from pt214_dcp.agree import Belief, Ranks, agree
+from pt214_dcp import commit
+from pt214_dcp.agree import Agreement, Claim, Ranks, agree
 from pt214_dcp.ballot import Ballot
-from pt214_dcp.compat import default_store, layout_of
-from pt214_dcp.errors import BadPath, SaveCancelled, SaveFailed
+from pt214_dcp.checkpoint import open_checkpoint
+from pt214_dcp.compat import default_store
+from pt214_dcp.errors import AlreadyThere, BadPath, NotACheckpoint, SaveCancelled, SaveFailed
+from pt214_dcp.feed import Feed, feed_of
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.layout import Item, Layout, plan
-from pt214_dcp.manifest import RankRecord, TensorRecord
-from pt214_dcp.writer import write_rank
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from pt214_dcp.incremental import Base, base_of
+from pt214_dcp.options import SaveOptions
+from pt214_dcp.rank_files import RankFiles, Report, write_rank
+from pt214_dcp.root import Commit
+from pt214_dcp.staging import content_hash
+from pt214_dcp.structure import Structure, replica_hashes, structure_of
+from pt214_dcp.trees import values_of
 
 logger = logging.getLogger(__name__)
 _RUNNING: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What the background needs; nothing in it is the caller's any more."""
-
-    path: Path
-    ranks: Ranks
-    timeout_s: float
-    tree: state.Json
-    keys: list[str]
-    tensors: list[TensorRecord]
-    staged: list[staging.Staged]
-    buffer: torch.Tensor
-    size_bytes: int
 
 
 def start(
     state_dict: dict[Any, Any],
     path: Path,
     ranks: Ranks,
-    timeout_s: float,
+    options: SaveOptions,
+    *,
+    blocking: bool = False,
     earlier: BaseException | None = None,
 ) -> SaveHandle:
-    """Stage and agree; return the handle of the save that goes on in a thread.
+    """Agree and copy; return the handle of the save that goes on in a thread.
 
     Args:
         state_dict: nested data.
         path: folder of the checkpoint.
         ranks: who takes part.
-        timeout_s: seconds that the background may wait for other ranks.
+        options: what the caller chose.
+        blocking: the caller waits, so tensors may be written from where they lie.
         earlier: an error of an earlier save to raise now, on all ranks.
     """
     started = time.monotonic()
-    job: _Job | None = None
-    belief: Belief | None = None
+    structure: Structure | None = None
+    claim: Claim | None = None
+    base = Base()
     failure = earlier
     if failure is None:
         try:
-            job, belief = _prepare(state_dict, path, ranks, timeout_s)
+            _check_path(path, options)
+            structure = structure_of(state_dict, ranks.global_ranks)
+            base = _base(path, options, ranks.rank)
+            claim = _claim(structure, ranks, options)
         except Exception as error:  # carried to all ranks, and raised below
             failure = error
-    try:
-        uuid = agree(ranks, belief, failure)
-        store = default_store() if ranks.world_size > 1 else None
-    except BaseException:
-        if job is not None:
-            staging.ARENA.give(job.buffer)
-        raise
-    assert job is not None
-    handle = SaveHandle(str(path), started, job.size_bytes)
-    _RUNNING.add(handle)
-    # Not a daemon: the interpreter waits for it at exit, so the last save is whole.
-    threading.Thread(target=_run, args=(job, uuid, store, handle), name="pt214_dcp save").start()
-    return handle
+    agreement = agree(ranks, claim, failure)
+    assert structure is not None
+    return _Save(path, ranks, options, structure, agreement, base, started).begin(blocking)
 
 
-def _prepare(
-    state_dict: dict[Any, Any], path: Path, ranks: Ranks, timeout_s: float
-) -> tuple[_Job, Belief]:
-    _check_path(path)
-    tree, leaves = state.flatten(state_dict)
-    items = [
-        Item(leaf.key, leaf.tensor.dtype.itemsize, tuple(leaf.tensor.shape), layout)
-        for leaf in leaves
-        for layout in [layout_of(leaf.key, leaf.tensor, ranks.global_ranks)]
-    ]
-    staged, size_bytes = staging.place(items, plan(items, ranks.rank))
-    pinned = any(leaf.tensor.device.type == "cuda" for leaf in leaves)
-    buffer = staging.ARENA.take(size_bytes, pinned=pinned)
-    try:
-        staging.copy(leaves, staged, buffer)
-        belief = _belief(tree, leaves, items, ranks)
-    except BaseException:
-        staging.ARENA.give(buffer)
-        raise
-    keys = [leaf.key for leaf in leaves]
-    tensors = [TensorRecord(leaf.tensor.dtype, tuple(leaf.tensor.shape)) for leaf in leaves]
-    tree = tree if ranks.rank == 0 else None
-    return _Job(path, ranks, timeout_s, tree, keys, tensors, staged, buffer, size_bytes), belief
-
-
-def _check_path(path: Path) -> None:
+def _check_path(path: Path, options: SaveOptions) -> None:
     """Refuse what can never hold a checkpoint before anything is copied."""
+    if not options.overwrite and commit.committed(path) is not None:
+        raise AlreadyThere(
+            f"{path}: a checkpoint lies here, and overwrite is False; choose another path"
+        )
     for folder in (path, *path.parents):
         if folder.is_dir():
             return
@@ -128,119 +91,138 @@ def _check_path(path: Path) -> None:
             )
 
 
-def _belief(tree: state.Json, leaves: list[state.Leaf], items: list[Item], ranks: Ranks) -> Belief:
-    structure = [
-        f"{leaf.tensor.dtype} of {item.shape}{_words(item.layout)}"
-        for leaf, item in zip(leaves, items, strict=True)
-    ]
-    hashes = [0] * len(leaves)
-    if ranks.world_size > 1:
-        everyone = tuple(range(ranks.world_size))
-        for at, (leaf, item) in enumerate(zip(leaves, items, strict=True)):
-            if not any(item.layout.splits) and item.layout.ranks == everyone:
-                hashes[at] = staging.content_hash(leaf.tensor)
-
-    def describe() -> dict[str, str]:
-        told = {
-            leaf.key: f"{words} with content {number:x}"
-            for leaf, words, number in zip(leaves, structure, hashes, strict=True)
-        }
-        return _scalars(tree) | told
-
-    shape = files.canonical([tree, [leaf.key for leaf in leaves], structure])
-    content = b"".join(number.to_bytes(8, "little") for number in hashes)
-    return Belief(_digest(shape), _digest(content), describe)
-
-
-def _words(layout: Layout) -> str:
-    """Nothing for a plain tensor, whose layout goes without saying."""
-    if layout.splits == (None,):
-        return ""
-    return f" over mesh {layout.mesh_shape} of ranks {layout.ranks} as {layout.splits}"
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _scalars(tree: state.Json, path: str = "") -> dict[str, str]:
-    """Path and text of each value of the tree that is no tensor."""
-    if isinstance(tree, dict):
-        rows = tree.get("list", tree.get("tuple", ()))
-        below: Iterable[tuple[Any, Any]] = enumerate(rows or ())
-        if "dict" in tree:
-            below = tree["dict"]
-        found: dict[str, str] = {}
-        for key, item in below:
-            found |= _scalars(item, state.join(path, key))
-        if found or {"dict", "list", "tuple", "tensor"} & tree.keys():
-            return found
-    return {path: repr(state.decode_scalar(tree))}
-
-
-def _run(job: _Job, uuid: str, store: Store | None, handle: SaveHandle) -> None:
-    """The background thread, from staged bytes to the handle's last word."""
-    generation = f"gen-{uuid}"
-    error: BaseException | None = None
-    size_bytes: int | None = None
+def _base(path: Path, options: SaveOptions, rank: int) -> Base:
+    if options.base is None:
+        return Base(known={}) if options.hashes else Base()
     try:
-        deadline = time.monotonic() + job.timeout_s
-        ranks, ballot = job.ranks, None
-        if store is not None:
-            ballot = Ballot(store, uuid, ranks.rank, ranks.world_size, deadline, handle.pause)
-        size_bytes = _write_and_commit(job, generation, ballot, handle)
-    except BaseException as caught:
-        error = caught
-    if error is not None and job.ranks.rank != 0 and commit.committed(job.path) == generation:
-        error = None  # rank 0 committed, and its store went before its word could be read
-    if error is not None:
-        _clean_up(job, generation, handle)
-        if not isinstance(error, SaveFailed):
-            wrapped = SaveFailed(f"{job.path}: {type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            error = wrapped
+        return base_of(open_checkpoint(options.base), rank)
+    except NotACheckpoint:
+        logger.info("%s: no checkpoint at %s yet, so everything is written", path, options.base)
+        return Base(known={})
+
+
+def _claim(structure: Structure, ranks: Ranks, options: SaveOptions) -> Claim:
+    label = structure.label()
+    if options.key_group is not None:
+        label = hashlib.blake2b(options.key_group.encode(), digest_size=8).digest()
+    replicas = replica_hashes(structure, ranks.rank, label) if ranks.world_size > 1 else {}
+
+    def describe(name: bytes | None) -> dict[str, str]:
+        found = values_of(structure.flat.tree) | structure.describe()
+        if name is None:
+            return found
+        rows = zip(structure.keys, structure.tensors, structure.layouts, strict=True)
+        whole = {
+            key: f"{found[key]} with content {content_hash(tensor):x}"
+            for key, tensor, layout in rows
+            if key and (layout is None) == (name == label)
+        }
+        return whole
+
+    return Claim(label, structure.digest, replicas, describe)
+
+
+class _Save:
+    """One save: what its foreground has found and its background needs."""
+
+    def __init__(
+        self, path: Path, ranks: Ranks, options: SaveOptions, structure: Structure,
+        agreement: Agreement, base: Base, started: float,
+    ) -> None:  # fmt: skip
+        self.path, self.ranks, self.options = path, ranks, options
+        self.generation, self.base = f"gen-{agreement.uuid}", base
+        table = structure.table(agreement.members)
+        self.rank_files = RankFiles.of(structure, table, agreement, ranks.rank, base)
+        plan = self.rank_files.plan
+        self.handle = SaveHandle(str(path), started, plan.size_bytes, options.progress)
+        self.tensors = [*structure.tensors, *self.rank_files.own_tensors]
+        self.deadline = started + options.timeout_s
+        self.ballot: Ballot | None = None
+        if ranks.world_size > 1:
+            self.ballot = Ballot(
+                default_store(), agreement.uuid, ranks.rank, ranks.world_size, self.deadline,
+                self.handle.pause,
+            )  # fmt: skip
+        self.feed: Feed
+
+    def begin(self, blocking: bool) -> SaveHandle:
+        """Start the background, copy what it needs, and return the handle."""
+        handle = self.handle
+        _RUNNING.add(handle)
+        self.feed = feed_of(self.rank_files.plan, self.tensors, self.options, blocking, handle)
+        # Not a daemon: the interpreter waits for it at exit, so the last save is whole.
+        threading.Thread(target=self._run, name="pt214_dcp save").start()
+        self.feed.fill()
+        self.tensors = []
+        handle.staged_after_call()
+        return handle
+
+    def _run(self) -> None:
+        """The background thread, to the handle's last word."""
+        error: BaseException | None = None
+        size_bytes: int | None = None
+        try:
+            size_bytes = self._write_and_commit()
+        except BaseException as caught:
+            error = caught
+        finally:
+            self.feed.drain()
+        other = error is not None and self.ranks.rank != 0
+        if other and commit.committed(self.path) == self.generation:
+            error = None  # rank 0 committed, and its store went before its word could be read
+        if error is not None:
+            error = self._failed(error)
+        self.handle.finish(size_bytes, error)
+        if error is None:
+            logger.info("%s: durable after %.3f s", self.path, self.handle.durable_s)
+
+    def _write_and_commit(self) -> int | None:
+        try:
+            folder = self.path / self.generation
+            report = write_rank(folder, self.rank_files, self.feed, self.options, self.handle)
+            if self.ballot is None:
+                return self._commit({0: report})
+            reports = self.ballot.report(report.pack())
+            if self.ranks.rank == 0:
+                size_bytes = self._commit(
+                    {rank: Report.unpack(data) for rank, data in reports.items()}
+                )
+                self.ballot.announce({"size_bytes": size_bytes})
+                return size_bytes
+        except BaseException as error:
+            if self.ballot is not None:
+                _tell(self.ballot, error)
+            raise
+        return int(self.ballot.outcome()["size_bytes"])
+
+    def _commit(self, reports: dict[int, Report]) -> int:
+        self.handle.begin_commit()
+        previous = commit.committed(self.path)
+        if previous is not None and not self.options.overwrite:
+            raise AlreadyThere(f"{self.path}: another saver committed here meanwhile")
+        root: Commit = commit.commit(self.path, self.generation, reports)
+        try:
+            commit.remove_old(self.path, previous, stale_s=2 * self.options.timeout_s)
+        except OSError as error:  # the new checkpoint is safe; only space is lost
+            logger.warning("%s: could not remove what was replaced: %s", self.path, error)
+        return root.size_bytes
+
+    def _failed(self, error: BaseException) -> SaveFailed:
+        """Remove what was written for nothing. What may have been committed is never touched."""
+        named = commit.committed(self.path)
+        unsure = named is None and self.handle.began_commit  # the rename may have come through
+        if self.ranks.rank == 0 and named != self.generation and not unsure:
+            try:
+                commit.discard(self.path, self.generation)
+            except OSError as failed:
+                logger.warning("%s: could not remove %s: %s", self.path, self.generation, failed)
         quiet = isinstance(error, SaveCancelled)
         logger.log(logging.INFO if quiet else logging.WARNING, "save failed: %s", error)
-    staging.ARENA.give(job.buffer)
-    handle.finish(size_bytes, error)
-    if error is None:
-        logger.info("%s: durable after %.3f s", job.path, handle.durable_s)
-
-
-def _write_and_commit(
-    job: _Job, generation: str, ballot: Ballot | None, handle: SaveHandle
-) -> int | None:
-    rank = job.ranks.rank
-    data = staging.memory(job.buffer[: job.size_bytes])
-    try:
-        record = write_rank(
-            job.path / generation, rank, job.tree, job.keys, job.tensors, job.staged, data,
-            handle.check,
-        )  # fmt: skip
-        if ballot is None:
-            return _commit(job, generation, [record], handle)
-        ballot.report(record)
-        if rank == 0:
-            records = ballot.collect()
-            size_bytes = _commit(job, generation, records, handle)
-            ballot.announce({"size_bytes": size_bytes})
-            return size_bytes
-    except BaseException as error:
-        if ballot is not None:
-            _tell(ballot, error)
-        raise
-    return int(ballot.outcome()["size_bytes"])
-
-
-def _commit(job: _Job, generation: str, records: list[RankRecord], handle: SaveHandle) -> int:
-    handle.begin_commit()
-    previous = commit.committed(job.path)
-    commit.commit(job.path, generation, records)
-    try:
-        commit.remove_old(job.path, previous, stale_s=2 * job.timeout_s)
-    except OSError as error:  # the new checkpoint is safe; only space is lost
-        logger.warning("%s: could not remove what was replaced: %s", job.path, error)
-    return sum(record.data_bytes + record.manifest_bytes for record in records)
+        if isinstance(error, SaveFailed):
+            return error
+        wrapped = SaveFailed(f"{self.path}: {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return wrapped
 
 
 def _tell(ballot: Ballot, error: BaseException) -> None:
@@ -248,18 +230,6 @@ def _tell(ballot: Ballot, error: BaseException) -> None:
         ballot.fail(f"{type(error).__name__}: {error}")
     except Exception as lost:  # the store is gone: the others run into their own timeouts
         logger.warning("could not tell the other ranks that this save failed: %s", lost)
-
-
-def _clean_up(job: _Job, generation: str, handle: SaveHandle) -> None:
-    """Remove what was written for nothing. What may have been committed is never touched."""
-    named = commit.committed(job.path)
-    if named is None and handle.began_commit:  # the rename may have come through: keep all
-        return
-    if job.ranks.rank == 0 and named != generation:
-        try:
-            commit.discard(job.path, generation)
-        except OSError as error:
-            logger.warning("%s: could not remove %s: %s", job.path, generation, error)
 
 
 @atexit.register

@@ -1,92 +1,34 @@
-"""Copy what this rank writes into one buffer, laid out as its data file will be.
+"""Get the bytes of parts of tensors: where they lie, or copied in the order of the file.
 
-Chunks lie end to end, those of wide elements first: each offset is then a multiple of its element
-size with no hole between them, many small tensors become one long write, and each byte of the file
-is covered by a checksum. Buffers are kept and used again: the first touch of a page costs ten
-times the copy into it.
+Bits are moved, never values. A part is a rectangle of a tensor of any strides on any device; what
+is wanted is a run of its row-major order, as long as a window of the file.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import crc32c
 import torch
 
+from pt214_dcp.arena import memory, view_of
 from pt214_dcp.compat import local_tensor
-from pt214_dcp.layout import Held, Item
-from pt214_dcp.state import Leaf
+from pt214_dcp.file_plan import FilePlan, Part, Window
+from pt214_dcp.layout import Held
+from pt214_dcp.state import PLAIN
 
-# Bits are moved, never values: integers of the same width exist for every dtype and any stride.
+# Integers of the same width exist for every dtype and any stride.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """One part of a tensor and where its bytes lie in the buffer."""
-
-    index: int  # of the tensor in the list of leaves
-    held: Held
-    offset: int
-    size_bytes: int
-
-
-class Arena:
-    """Buffers between saves: at most one is kept free, the largest."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: torch.Tensor | None = None
-
-    def take(self, size_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """A uint8 buffer of at least ``size_bytes``, on the CPU."""
-        with self._lock:
-            kept, self._free = self._free, None
-        if kept is not None and kept.numel() >= size_bytes and (kept.is_pinned() or not pinned):
-            return kept
-        del kept  # before the new one: two would not fit where one does
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
-
-    def give(self, buffer: torch.Tensor) -> None:
-        """Hand a buffer back."""
-        with self._lock:
-            if self._free is None or self._free.numel() < buffer.numel():
-                self._free = buffer
-
-
-ARENA = Arena()
-
-
-def place(items: Sequence[Item], parts: Sequence[tuple[int, Held]]) -> tuple[list[Staged], int]:
-    """Give each part its offset; return them in the file's order, and the file's size in bytes."""
-    staged, offset = [], 0
-    for index, held in sorted(parts, key=lambda part: -items[part[0]].itemsize):
-        size_bytes = held.box.numel * items[index].itemsize
-        staged.append(Staged(index, held, offset, size_bytes))
-        offset += size_bytes
-    return staged, offset
-
-
-def copy(leaves: Sequence[Leaf], staged: Sequence[Staged], buffer: torch.Tensor) -> None:
-    """Fill ``buffer``; when this returns, the tensors may change again."""
-    devices = set()
-    with torch.no_grad():
-        for part in staged:
-            source = bits(part_of(leaves[part.index].tensor, part.held))
-            into = buffer[part.offset : part.offset + part.size_bytes].view(source.dtype)
-            into.view(source.shape).copy_(source, non_blocking=True)
-            devices.add(source.device)
-    for device in devices:
-        if device.type != "cpu":  # copies to pinned memory are still under way
-            torch.get_device_module(device).synchronize(device)
+# Below this size a call of torch costs more than the copy. Not tuned.
+_SMALL_BYTES = 1 << 16
 
 
 def part_of(tensor: torch.Tensor, held: Held) -> torch.Tensor:
     """The part ``held`` of this rank's local tensor, a view."""
-    local = local_tensor(tensor)
+    local = tensor if type(tensor) in PLAIN else local_tensor(tensor)
+    if held.local.size == local.shape:
+        return local
     return local[tuple(slice(a, a + n) for a, n in zip(held.local.start, held.local.size))]  # noqa: B905  # lengths agree by construction; this runs once a tensor
 
 
@@ -97,13 +39,124 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.dtype.itemsize])
 
 
-def memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, writable; the caller keeps the tensor alive."""
-    size_bytes = tensor.numel() * tensor.itemsize
-    if size_bytes == 0:
-        return memoryview(bytearray())
-    raw = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
-    return memoryview(raw).cast("B")
+class Sources:
+    """The parts of a plan as they lie in this process now; they may change from save to save."""
+
+    def __init__(self, plan: FilePlan, tensors: Sequence[torch.Tensor]) -> None:
+        self._plan = plan
+        self._parts = [part_of(tensors[part.tensor], part.held) for part in plan.parts]
+        self._starts = [part.at for part in plan.parts]
+
+    def direct(self) -> bool:
+        """Whether every part lies end to end in the CPU's memory, so that it need not be copied."""
+        return all(
+            part.device.type == "cpu" and part.is_contiguous() and not part.is_conj()
+            and not part.is_neg() for part in self._parts
+        )  # fmt: skip
+
+    def views(self, window: Window) -> list[memoryview]:
+        """The blocks of a window, in the tensors' own memory; only if ``direct``."""
+        views = []
+        for part, low, high in self._pieces(window):
+            source = self._parts[part]
+            views.append(view_of(source.data_ptr() + low, high - low))
+        return list(_in_blocks(views, self._plan.sizes[window.first : window.last]))
+
+    def copy(
+        self,
+        window: Window,
+        into: torch.Tensor,
+        some: frozenset[int] = frozenset(),
+        wanted: bool = False,
+    ) -> None:
+        """Copy a window to the begin of ``into``; copies from a device may lag.
+
+        Args:
+            window: which blocks.
+            into: uint8 on the CPU.
+            some: numbers of parts that are copied only if ``wanted``.
+            wanted: whether those parts, and only those, are copied.
+        """
+        address, at = into.data_ptr(), 0
+        with torch.no_grad():
+            for number, low, high in self._pieces(window):
+                source, size = self._parts[number], high - low
+                if (number in some) is not wanted:
+                    pass
+                elif (
+                    size <= _SMALL_BYTES and source.device.type == "cpu" and source.is_contiguous()
+                ):
+                    raw = bits(source) if source.is_conj() or source.is_neg() else source
+                    ctypes.memmove(address + at, raw.data_ptr() + low, size)
+                else:
+                    raw = bits(source)
+                    width = raw.itemsize
+                    to = into[at : at + size].view(raw.dtype)
+                    copy_run(raw, low // width, high // width, to)
+                at += size
+
+    def _pieces(self, window: Window) -> Iterator[tuple[int, int, int]]:
+        """``(number of the part, first byte of it, one past its last)`` in a window."""
+        end, at = window.at + window.size_bytes, window.at
+        number = _part_at(self._plan.parts, at)
+        while at < end:
+            part = self._plan.parts[number]
+            high = min(part.size_bytes, end - part.at)
+            if part.size_bytes:
+                yield number, at - part.at, high
+            at, number = part.at + high, number + 1
+
+
+def _part_at(parts: Sequence[Part], at: int) -> int:
+    """Number of the part that holds byte ``at``."""
+    low, high = 0, len(parts)
+    while low < high:
+        middle = (low + high) // 2
+        if parts[middle].at + parts[middle].size_bytes <= at:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _in_blocks(views: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[memoryview]:
+    number, at = 0, 0
+    for size in sizes:
+        yield views[number][at : at + size]
+        at += size
+        if at == len(views[number]):
+            number, at = number + 1, 0
+
+
+def copy_run(source: torch.Tensor, first: int, last: int, into: torch.Tensor) -> None:
+    """Copy elements ``first`` to ``last`` of the row-major order of ``source`` to flat ``into``."""
+    if first == 0 and last == source.numel():
+        into.view(source.shape).copy_(source, non_blocking=True)
+    elif source.is_contiguous():
+        into.copy_(source.view(-1)[first:last], non_blocking=True)
+    elif source.dim() == 1:
+        into.copy_(source[first:last], non_blocking=True)
+    else:
+        row = source[0].numel()
+        head, tail = -(-first // row), last // row
+        if head > tail:  # within one row
+            copy_run(source[tail], first - tail * row, last - tail * row, into)
+            return
+        at = head * row - first
+        if at:
+            copy_run(source[head - 1], row - at, row, into[:at])
+        whole = (tail - head) * row
+        if whole:
+            copy_run(source[head:tail], 0, whole, into[at : at + whole])
+        if last > tail * row:
+            copy_run(source[tail], 0, last - tail * row, into[at + whole :])
+
+
+def synchronize(tensors: Sequence[torch.Tensor]) -> None:
+    """Wait for copies from devices that may still be under way."""
+    for device in {local_tensor(tensor).device for tensor in tensors}:
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
 
 
 def content_hash(tensor: torch.Tensor) -> int:
@@ -116,7 +169,8 @@ def content_hash(tensor: torch.Tensor) -> int:
     if raw.numel() == 0:
         return 0
     if raw.device.type == "cpu":
-        return crc32c.crc32c(memory(raw.contiguous()))
+        dense = raw.contiguous()  # named: its memory must outlive the view of it
+        return crc32c.crc32c(memory(dense))
     if raw.dtype == torch.complex128:
         raw = torch.view_as_real(raw).view(torch.int64)
     return int(torch.hash_tensor(raw).item()) & (1 << 64) - 1

@@ -4,8 +4,11 @@
         -> tree    {"dict": [["epoch", 3], ["model", {"dict": [["w", {"tensor": 0}]]}]]}
         -> tensors [Leaf("model/w", Tensor)]
 
-Containers are dict, list and tuple; leaves are tensors, None, bool, int, float, complex, str and
-bytes. Everything else is refused by the path of its key: what is not data would need a pickle.
+Containers are dict, list and tuple; leaves are tensors, numpy arrays, None, bool, int, float,
+complex, str, bytes and numpy's numbers. Everything else is refused by the path of its key: what is
+not data would need a pickle. ``PerRank`` marks what each rank has for itself; it is kept apart.
+Dicts are walked in the order of their sorted keys, so that ranks that filled one in another order
+still number its tensors alike.
 A key's path joins keys by ``/`` and writes whole numbers as ``[0]``; ``~``, ``/`` and a leading
 ``[`` inside a text key are written ``~0``, ``~1`` and ``~2`` (as JSON pointer does), so that two
 different places never share a path.
@@ -15,77 +18,122 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
+from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of
 from pt214_dcp.errors import NotData
+from pt214_dcp.per_rank import PerRank
+from pt214_dcp.trees import Json, decode_scalar, join
 
-Json = Any  # what json.dumps takes
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 EXACT_INT = 1 << 53  # other readers of JSON keep whole numbers up to here
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
+class Leaf(NamedTuple):
     """One tensor (plain or DTensor) and the path of its key."""
 
     key: str
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """What stands in one ``PerRank``: a tree of its own with tensors of its own."""
+
+    key: str
+    marker: PerRank
+    tree: Json
+    leaves: list[Leaf]
+
+
+@dataclass(slots=True, eq=False)
+class Flat:
+    """A state dict taken apart.
+
+    Attributes:
+        tree: nesting and values; tensors and ``PerRank`` are numbered.
+        leaves: the tensors that all ranks of a key group know.
+        own: what each rank has for itself.
+        fill: whether the tensors will be written to.
+    """
+
+    fill: bool = False
+    tree: Json = None
+    leaves: list[Leaf] = field(default_factory=list)
+    own: list[Own] = field(default_factory=list)
+
+
 def flatten(state: Any) -> tuple[Json, list[Leaf]]:
-    """Return the tree and the tensors of ``state``; tensors are not copied.
+    """The tree and the tensors of ``state``, without what is ``PerRank``; nothing is copied.
+
+    Raises:
+        NotData: a value or key that is not data; the message has the path of its key.
+    """
+    flat = take_apart(state)
+    return flat.tree, flat.leaves
+
+
+def take_apart(state: Any, *, fill: bool = False) -> Flat:
+    """Everything in ``state``; tensors are not copied.
+
+    Args:
+        state: nested data.
+        fill: whether its tensors and arrays will be written to.
 
     Raises:
         NotData: a value or key that is not data; the message has the path of its key.
     """
     if not isinstance(state, dict):
         raise NotData(f"state_dict is a {_name(state)}; a dict is needed")
-    leaves: list[Leaf] = []
-    return _encode(state, "", leaves, set()), leaves
+    flat = Flat(fill)
+    flat.tree = _encode(state, "", flat, set())
+    return flat
 
 
-def join(prefix: str, key: str | int) -> str:
-    """Path of ``key`` below ``prefix``."""
-    if isinstance(key, int):
-        text = f"[{key}]"
-    else:
-        text = key.replace("~", "~0").replace("/", "~1")
-        text = "~2" + text[1:] if text.startswith("[") else text
-    return f"{prefix}/{text}" if prefix else text
-
-
-def _encode(value: Any, path: str, leaves: list[Leaf], above: set[int]) -> Json:
+def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
     if isinstance(value, torch.Tensor):
         _check_tensor(value, path)
-        leaves.append(Leaf(path, value))
-        return {"tensor": len(leaves) - 1}
+        flat.leaves.append(Leaf(path, value))
+        return {"tensor": len(flat.leaves) - 1}
     if isinstance(value, dict | list | tuple) and _is_container(value):
         if id(value) in above:
             raise NotData(f"{path}: this {_name(value)} contains itself; break the cycle")
         above.add(id(value))
-        encoded = _encode_container(value, path, leaves, above)
+        encoded = _encode_container(value, path, flat, above)
         above.discard(id(value))
         return encoded
+    if is_array(value):
+        flat.leaves.append(Leaf(path, tensor_of(value, path, fill=flat.fill)))
+        return {"numpy": len(flat.leaves) - 1}
+    if isinstance(value, PerRank):
+        below = Flat(flat.fill)
+        below.tree = _encode(value.value, path, below, above)
+        if below.own:
+            raise NotData(f"{path}: a PerRank inside a PerRank; one is enough")
+        flat.own.append(Own(path, value, below.tree, below.leaves))
+        return {"per_rank": len(flat.own) - 1}
     return _encode_scalar(value, path)
 
 
-def _encode_container(value: Any, path: str, leaves: list[Leaf], above: set[int]) -> Json:
+def _encode_container(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
     if isinstance(value, dict):
-        pairs = []
-        for key, item in value.items():
+        for key in value:
             if type(key) not in (str, int):
                 where = path or "the state dict"
                 raise NotData(f"{where}: key {key!r} is a {_name(key)}; use str or int")
-            pairs.append([key, _encode(item, join(path, key), leaves, above)])
-        # By kind and value: two ranks that filled a dict in another order still agree.
-        return {"dict": sorted(pairs, key=lambda pair: (isinstance(pair[0], str), pair[0]))}
+        keys = sorted(value, key=_order)
+        return {"dict": [[key, _encode(value[key], join(path, key), flat, above)] for key in keys]}
     kind = "list" if isinstance(value, list) else "tuple"
-    items = [_encode(item, join(path, at), leaves, above) for at, item in enumerate(value)]
+    items = [_encode(item, join(path, at), flat, above) for at, item in enumerate(value)]
     return {kind: items}
+
+
+def _order(key: str | int) -> tuple[bool, str | int]:
+    return isinstance(key, str), key
 
 
 def _encode_scalar(value: Any, path: str) -> Json:
@@ -101,58 +149,63 @@ def _encode_scalar(value: Any, path: str) -> Json:
         return value if value.isprintable() else {"str": _base64(_utf8(value))}
     if kind is bytes:
         return {"bytes": _base64(value)}
+    if is_number(value):
+        return {"number": pack_number(value, path)}
     if kind is complex:
         return {"complex": [repr(value.real), repr(value.imag)]}
     raise NotData(
-        f"{path}: a {_name(value)} is not data; allowed are tensors, DTensors, dict, list, tuple, "
-        "None, bool, int, float, complex, str and bytes"
+        f"{path}: a {_name(value)} is not data; allowed are tensors, DTensors, numpy arrays, dict, "
+        "list, tuple, None, bool, int, float, complex, str and bytes"
     )
-
-
-def decode_scalar(tree: Json) -> Any:
-    """The value of a leaf of the tree that is not a tensor."""
-    if not isinstance(tree, dict):
-        return tree
-    (kind, value), *_ = tree.items()
-    return _DECODE[kind](value)
 
 
 def replace_scalars(state: Any, tree: Json) -> Any:
     """Write the tree's scalars into ``state`` in place; return ``state`` or what replaces it.
 
-    Tensors stay the objects they are. A tuple holds its items for ever, so it is made anew.
-    The caller has checked that both have the same keys.
+    Tensors, arrays and ``PerRank`` stay the objects they are. A tuple holds its items for ever, so
+    it is made anew. What ``tree`` lacks stays, and what ``state`` lacks is left out.
     """
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, torch.Tensor | PerRank) or is_array(state):
         return state
     if isinstance(state, dict):
         for key, below in tree["dict"]:
-            state[key] = replace_scalars(state[key], below)
+            if key in state:
+                state[key] = replace_scalars(state[key], below)
         return state
-    if isinstance(state, list):
-        state[:] = [replace_scalars(*pair) for pair in zip(state, tree["list"], strict=True)]
-        return state
-    if isinstance(state, tuple):
-        items = [replace_scalars(*pair) for pair in zip(state, tree["tuple"], strict=True)]
+    if isinstance(state, list | tuple) and _is_container(state):
+        kind = "list" if isinstance(state, list) else "tuple"
+        items = [replace_scalars(item, below) for item, below in zip(state, tree[kind])]  # noqa: B905  # a partial load may meet another length
+        items += state[len(items) :]
+        if isinstance(state, list):
+            state[:] = items
+            return state
         return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
     return decode_scalar(tree)
 
 
-def kinds(tree: Json, path: str = "") -> dict[str, str]:
-    """Path of each leaf and of each empty container -> its kind, to compare two trees."""
-    if isinstance(tree, dict):
-        if "dict" in tree:
-            below: Sequence[tuple[str | int, Json]] = tree["dict"]
-        elif "list" in tree or "tuple" in tree:
-            below = list(enumerate(tree.get("list") or tree.get("tuple") or []))
-        else:
-            return {path: "tensor" if "tensor" in tree else "value"}
-        kind = next(iter(tree))
-        found = {} if path == "" else {path + "/": kind}
-        for key, item in below:
-            found.update(kinds(item, join(path, key)))
-        return found
-    return {path: "value"}
+def build(tree: Json, tensors: Sequence[Any], own: Sequence[Any] = ()) -> Any:
+    """The value that ``flatten`` took apart, with ``tensors`` in the places of its leaves.
+
+    Args:
+        tree: as ``flatten`` made it.
+        tensors: what to put for each tensor, in the order of the leaves.
+        own: what to put for each ``PerRank``.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    (kind, below), *_ = tree.items()
+    if kind == "tensor":
+        return tensors[below]
+    if kind == "numpy":
+        return tensors[below].numpy()
+    if kind == "per_rank":
+        return own[below]
+    if kind == "dict":
+        return {key: build(item, tensors, own) for key, item in below}
+    if kind in ("list", "tuple"):
+        items = [build(item, tensors, own) for item in below]
+        return items if kind == "list" else tuple(items)
+    return decode_scalar(tree)
 
 
 def _is_container(value: Any) -> bool:
@@ -184,12 +237,3 @@ def _base64(data: bytes) -> str:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-_DECODE: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float,
-    "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", "surrogatepass"),
-    "bytes": lambda text: base64.b64decode(text, validate=True),
-    "complex": lambda pair: complex(float(pair[0]), float(pair[1])),
-}

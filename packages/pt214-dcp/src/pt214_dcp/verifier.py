@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from pt214_dcp.arena import memory
+from pt214_dcp.checkpoint import open_checkpoint
+from pt214_dcp.data_files import DataFiles, check_header
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.manifest import BLOCK_BYTES
-from pt214_dcp.reader import DataFiles, open_checkpoint
-from pt214_dcp.staging import memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +51,31 @@ def verify(
         ChunkCorrupt: a record is damaged, or a block is and ``raises`` is set.
     """
     checkpoint = open_checkpoint(Path(path).absolute())
-    errors, read_bytes = [], 0
-    chunks = [chunk for manifest in checkpoint.manifests for chunk in manifest.chunks]
-    total_bytes = sum(chunk.size_bytes for chunk in chunks)
+    errors: list[str] = []
+    chunks, read_bytes = 0, 0
+    manifests = list(checkpoint.manifests())
+    total_bytes = sum(sum(manifest.block_sizes) for manifest in manifests)
     buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-    with DataFiles(checkpoint) as data:
-        for rank in range(len(checkpoint.manifests)):
-            data.check_size(rank)
-        for chunk in chunks:
-            for block in range(len(chunk.crcs)):
-                size = min(BLOCK_BYTES, chunk.size_bytes - block * BLOCK_BYTES)
-                try:
-                    data.read(chunk, block, memory(buffer[:size]))
-                except ChunkCorrupt as error:
-                    if raises:
-                        raise
-                    errors.append(str(error))
-            read_bytes += chunk.size_bytes
-            if progress is not None:
-                progress(read_bytes, total_bytes)
-    return Verified(
-        len(checkpoint.tensors), len(chunks), checkpoint.commit.size_bytes, tuple(errors)
-    )
+    with DataFiles(checkpoint, patient=True) as data:
+        for manifest in manifests:
+            try:
+                fd = data.open(manifest)
+                check_header(checkpoint.data_path(manifest), fd, manifest)
+            except ChunkCorrupt as error:
+                if raises:
+                    raise
+                errors.append(str(error))
+            for chunk in manifest.chunks:
+                chunks += 1
+                for number in range(chunk.first_block, chunk.first_block + chunk.blocks):
+                    try:
+                        (run,) = data.runs(manifest, number, 1, chunk.tensor)
+                        data.read([run], [memory(buffer[: run.size_bytes])])
+                    except ChunkCorrupt as error:
+                        if raises:
+                            raise
+                        errors.append(str(error))
+                read_bytes += chunk.size_bytes
+                if progress is not None:
+                    progress(read_bytes, total_bytes)
+    return Verified(len(checkpoint.tensors), chunks, checkpoint.commit.size_bytes, tuple(errors))

@@ -1,0 +1,128 @@
+"""Write blocks to a file, each with its checksum: what the writer process and threads share.
+
+Imports nothing but the standard library, crc32c and, for incremental saves, xxhash: the writer
+process must start in milliseconds and stay small.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import crc32c
+
+WRITE_SLICE_BYTES = 16 << 20  # of one pwrite: between two of them a save can be cancelled
+_MOST_BUFFERS = 1000  # of one pwritev; IOV_MAX is 1024 on Linux and macOS
+
+Known = Mapping[bytes, tuple[int, int]]  # hash -> file, offset of a block already stored
+
+
+@dataclass(slots=True)
+class Written:
+    """What is known of blocks once they are written, one entry a block.
+
+    Attributes:
+        crcs: crc32c of each.
+        hashes: 16 bytes of each, or nothing.
+        files: 0 for this file, else the file of a block already stored; empty without ``known``.
+        offsets: in that file; empty without ``known``.
+    """
+
+    crcs: array[int] = field(default_factory=lambda: array("I"))
+    hashes: bytearray = field(default_factory=bytearray)
+    files: array[int] = field(default_factory=lambda: array("H"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+
+    def extend(self, other: Written) -> None:
+        """Append what is known of later blocks."""
+        self.crcs.extend(other.crcs)
+        self.hashes.extend(other.hashes)
+        self.files.extend(other.files)
+        self.offsets.extend(other.offsets)
+
+
+def hasher() -> Callable[[Any], bytes]:
+    """A hash of 128 bits, the same in every release.
+
+    Raises:
+        ModuleNotFoundError: xxhash is not installed.
+    """
+    import xxhash
+
+    def digest(data: Any) -> bytes:
+        found: bytes = xxhash.xxh3_128_digest(data)
+        return found
+
+    return digest
+
+
+def write_blocks(
+    fd: int,
+    blocks: Sequence[memoryview],
+    at: int,
+    known: Known | None,
+    check: Callable[[], None],
+) -> tuple[Written, int]:
+    """Write ``blocks`` end to end from byte ``at``, leaving out those already ``known``.
+
+    Args:
+        fd: of the file.
+        blocks: their bytes.
+        at: where the first goes.
+        known: stored blocks by their hash; None writes all and hashes none.
+        check: called between writes; raises to stop.
+
+    Returns:
+        What is known of the blocks, and the byte after the last one written.
+    """
+    written = Written()
+    written.crcs.extend(map(crc32c.crc32c, blocks))
+    if known is None:
+        return written, write_all(fd, blocks, at, check)
+    digest, new = hasher(), []
+    end = at
+    for block in blocks:
+        name = digest(block)
+        written.hashes += name
+        file, offset = known.get(name, (0, end))
+        if not file:
+            new.append(block)
+            end += len(block)
+        written.files.append(file)
+        written.offsets.append(offset)
+    return written, write_all(fd, new, at, check)
+
+
+def write_all(fd: int, buffers: Sequence[memoryview], at: int, check: Callable[[], None]) -> int:
+    """``pwritev`` until all is written; return the byte after the last.
+
+    Raises:
+        OSError: what the disk answers.
+    """
+    first = 0
+    while first < len(buffers):
+        last, size = first, 0
+        while last < len(buffers) and last - first < _MOST_BUFFERS and size < WRITE_SLICE_BYTES:
+            size += len(buffers[last])
+            last += 1
+        check()
+        at = _write_slice(fd, buffers[first:last], at)
+        first = last
+    return at
+
+
+def _write_slice(fd: int, buffers: Sequence[memoryview], at: int) -> int:
+    left = list(buffers)
+    while left:
+        count = os.pwritev(fd, left, at)
+        if count == 0 and any(len(buffer) for buffer in left):
+            raise OSError(f"wrote 0 of {sum(map(len, left))} bytes at offset {at}")
+        at += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left and count:  # a short write, as of a signal or a full disk: go on behind it
+            left[0] = left[0][count:]
+    return at

@@ -1,0 +1,95 @@
+"""The tree of a state dict as it is stored: nesting, values, and numbers in the places of tensors.
+
+    {"dict": [["epoch", 3], ["model", {"dict": [["w", {"tensor": 0}]]}]]}
+
+Pure data: lists, texts and numbers that any reader of msgpack knows. ``state.py`` makes trees and
+puts them back together.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pt214_dcp.arrays import unpack_number
+
+Json = Any  # what json.dumps takes
+
+
+def join(prefix: str, key: str | int) -> str:
+    """Path of ``key`` below ``prefix``."""
+    if isinstance(key, int):
+        text = f"[{key}]"
+    else:
+        text = key
+        if "~" in text or "/" in text or text.startswith("["):
+            text = text.replace("~", "~0").replace("/", "~1")
+            text = "~2" + text[1:] if text.startswith("[") else text
+    return f"{prefix}/{text}" if prefix else text
+
+
+def children(tree: Json) -> Iterator[tuple[str | int, Json]]:
+    """Key and tree of each item of a container; nothing for a leaf."""
+    if isinstance(tree, dict):
+        if "dict" in tree:
+            yield from tree["dict"]
+        else:
+            yield from enumerate(tree.get("list") or tree.get("tuple") or ())
+
+
+def kinds(tree: Json, path: str = "") -> dict[str, str]:
+    """Path of each leaf and of each container -> its kind, to compare two trees."""
+    if not isinstance(tree, dict):
+        return {path: "value"}
+    (kind, _), *_ = tree.items()
+    if kind in ("tensor", "numpy"):
+        return {path: kind}
+    if kind == "per_rank":
+        return {path: "PerRank"}
+    if kind not in ("dict", "list", "tuple"):
+        return {path: "value"}
+    found = {} if path == "" else {path + "/": kind}
+    for key, item in children(tree):
+        found.update(kinds(item, join(path, key)))
+    return found
+
+
+def values_of(tree: Json, path: str = "") -> dict[str, str]:
+    """Path and text of each value of the tree that is no tensor."""
+    if isinstance(tree, dict) and {"tensor", "numpy", "per_rank"} & tree.keys():
+        return {}
+    if isinstance(tree, dict) and {"dict", "list", "tuple"} & tree.keys():
+        found: dict[str, str] = {}
+        for key, item in children(tree):
+            found |= values_of(item, join(path, key))
+        return found or {path: repr(tree)}
+    return {path: repr(decode_scalar(tree))}
+
+
+def per_rank_numbers(tree: Json, path: str = "") -> dict[str, int]:
+    """Path of each ``PerRank`` -> its number."""
+    if isinstance(tree, dict) and "per_rank" in tree:
+        return {path: tree["per_rank"]}
+    found: dict[str, int] = {}
+    for key, item in children(tree):
+        found.update(per_rank_numbers(item, join(path, key)))
+    return found
+
+
+def decode_scalar(tree: Json) -> Any:
+    """The value of a leaf of the tree that is not a tensor."""
+    if not isinstance(tree, dict):
+        return tree
+    (kind, value), *_ = tree.items()
+    return _DECODE[kind](value)
+
+
+_DECODE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float,
+    "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", "surrogatepass"),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "complex": lambda pair: complex(float(pair[0]), float(pair[1])),
+    "number": unpack_number,
+}
