@@ -40,11 +40,11 @@ def test_an_example_of_a_readme_runs_as_printed(name: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_each_package_shows_its_job_in_ten_lines() -> None:
+def test_each_package_shows_its_job_on_a_few_lines() -> None:
     packages = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
     for package in packages:
         text = EXAMPLES[f"packages/{package}/README.md#0"]
-        assert len(text.strip().splitlines()) <= 12, package
+        assert len(text.strip().splitlines()) <= 15, package
 
 
 def test_a_block_with_a_wrong_name_fails(tmp_path: Path) -> None:
