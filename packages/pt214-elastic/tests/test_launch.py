@@ -171,6 +171,8 @@ def test_below_min_ranks_the_job_ends_past_the_limit(tmp_path: Path) -> None:
         ({"max_restarts": -1}, "max_restarts=-1: expected 0 or more"),
         ({"on_fault": "pray"}, "on_fault='pray': expected one of 'rejoin'"),
         ({"cmd": []}, "cmd is empty"),
+        ({"hang_timeout_s": 0.0}, "hang_timeout_s=0, hang_busy_timeout_s=3600: expected more"),
+        ({"hang_busy_timeout_s": 1.0}, "hang_timeout_s=600, hang_busy_timeout_s=1: expected more"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:
