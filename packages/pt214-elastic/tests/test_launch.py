@@ -108,7 +108,8 @@ def test_plain_ddp_runs_unchanged(tmp_path: Path) -> None:
 def test_the_same_error_on_every_rank_ends_the_job_with_its_message(tmp_path: Path) -> None:
     events: list[Event] = []
     cmd = [sys.executable, str(SCRIPTS / "all_fail.py")]
-    assert Launcher(cmd, nproc=2, log_dir=tmp_path, on_event=events.append).run() == 1
+    job = Launcher(cmd, nproc=2, log_dir=tmp_path, on_event=events.append, prefork=False)
+    assert job.run() == 1
     assert "ValueError: the same mistake everywhere" in events[-1].data["reason"]
 
 
