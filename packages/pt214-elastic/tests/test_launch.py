@@ -108,7 +108,8 @@ def test_plain_ddp_runs_unchanged(tmp_path: Path) -> None:
 def test_the_same_error_on_every_rank_ends_the_job_with_its_message(tmp_path: Path) -> None:
     events: list[Event] = []
     cmd = [sys.executable, str(SCRIPTS / "all_fail.py")]
-    assert Launcher(cmd, nproc=2, log_dir=tmp_path, on_event=events.append).run() == 1
+    job = Launcher(cmd, nproc=2, log_dir=tmp_path, on_event=events.append, prefork=False)
+    assert job.run() == 1
     assert "ValueError: the same mistake everywhere" in events[-1].data["reason"]
 
 
@@ -171,6 +172,8 @@ def test_below_min_ranks_the_job_ends_past_the_limit(tmp_path: Path) -> None:
         ({"max_restarts": -1}, "max_restarts=-1: expected 0 or more"),
         ({"on_fault": "pray"}, "on_fault='pray': expected one of 'rejoin'"),
         ({"cmd": []}, "cmd is empty"),
+        ({"hang_timeout_s": 0.0}, "hang_timeout_s=0, hang_busy_timeout_s=3600: expected more"),
+        ({"hang_busy_timeout_s": 1.0}, "hang_timeout_s=600, hang_busy_timeout_s=1: expected more"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:

@@ -135,8 +135,8 @@ def test_too_few_ranks_wait_for_a_joiner_and_end_when_none_comes() -> None:
 
 
 def test_too_few_ranks_end_at_once_when_nobody_can_come() -> None:
-    state, _ = play(running(2, min_ranks=2), Supply(False), Lost(1))
-    _, messages = play(state, report(0, 1, 3))
+    state, _ = play(running(2, min_ranks=2), Lost(1), report(0, 1, 3))
+    _, messages = play(state, Supply(False))
     assert isinstance(messages[0], End)
     assert "no process is left to raise it" in messages[0].reason
 
@@ -160,6 +160,14 @@ def test_a_first_group_below_min_ranks_waits() -> None:
     state, messages = play(running(2, min_ranks=2), Lost(1), Reported(0, 1, hollow))
     assert not any(isinstance(message, NewEpoch | End) for message in messages)
     assert len(record_of(play(state, Joined(9, "h9"))[1]).members) == 2
+
+
+def test_a_loss_waits_for_word_of_a_replacement() -> None:
+    """The survivor has reported, on suspicion, before the death is proven and replaced."""
+    state, _ = play(running(2, min_ranks=2), Supply(False), Suspected(0, 1), report(0, 1, 3))
+    state, messages = play(state, Lost(1), Supply(True))
+    assert not any(isinstance(message, NewEpoch | End) for message in messages)
+    assert record_of(play(state, Joined(9, "h9"))[1]).fill == (9,)
 
 
 def test_the_job_ends_when_nobody_holds_the_state() -> None:

@@ -95,5 +95,12 @@ def test_a_page_that_cannot_be_made_only_warns(
     assert page.view() is None
 
 
+def test_a_page_that_a_worker_cannot_open_only_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Progress(str(tmp_path / "missing"), lambda: 0).enter(1)
+    assert "a hang of this rank is not seen" in caplog.text
+
+
 def test_a_worker_without_a_page_writes_into_its_own_memory() -> None:
     Progress("", lambda: 0).enter(1)

@@ -68,7 +68,8 @@ class State:
         target: ranks wanted; joiners beyond it wait as spares.
         min_ranks: fewer than these train no step.
         patience_s: how long too few ranks wait for joiners.
-        can_grow: whether somebody spawns replacements; if not, too few ranks end at once.
+        can_grow: whether somebody may still come, or nobody has said yet; if not, too few ranks
+            end at once.
     """
 
     target: int
@@ -122,6 +123,7 @@ def _without(state: State, member: int, *, is_fault: bool) -> tuple[State, list[
         members=tuple(item for item in state.members if item != member),
         reports={key: value for key, value in state.reports.items() if key != member},
         joiners={key: value for key, value in state.joiners.items() if key != member},
+        can_grow=True,  # what was said before this loss is out of date: the next Supply tells
     )
     if not inside:
         return state, []

@@ -42,8 +42,12 @@ class Progress:
     """
 
     def __init__(self, path: str, posted: Callable[[], int]) -> None:
-        cells = _mapped(Path(path)) if path else memoryview(bytearray(PAGE_BYTES))
-        self._cells = cells.cast("q")
+        self._cells = memoryview(bytearray(PAGE_BYTES)).cast("q")
+        if path:
+            try:
+                self._cells = _mapped(Path(path)).cast("q")
+            except OSError as error:
+                log.warning("no page at %s, a hang of this rank is not seen: %s", path, error)
         self._posted = posted
         self._ended = threading.Event()
         self._cells[MOVES] = 1  # 0: nobody writes here

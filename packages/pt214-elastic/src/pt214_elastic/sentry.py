@@ -8,6 +8,7 @@ Whoever is found is to be killed, so that it can't wake later as a member of a w
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class Sentry:
     def __init__(self, limits: hang.Limits) -> None:
         self._limits = limits
         self._folder: Path | None = None
+        self._fds: list[int] = []
         self._pages: dict[int, Page] = {}
         self._stopped: dict[int, int] = {}  # looks in a row, by process id
         self._suspicion: hang.Suspicion | None = None
@@ -44,9 +46,7 @@ class Sentry:
 
     def page(self, member: int) -> str:
         """A page for a member to come; its file, or nothing if there is none."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="pt214-elastic-"))
-        self._pages[member] = Page(self._folder / f"member-{member}")
+        self._pages[member] = Page(self._place(member))
         return self._pages[member].path
 
     def look(self, workers: Mapping[int, procs.Worker], now_s: float) -> list[Finding]:
@@ -60,8 +60,19 @@ class Sentry:
     def close(self) -> None:
         """Remove the pages."""
         self._pages.clear()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _place(self, member: int) -> Path:
+        if procs.IS_LINUX:  # in memory: a killed launcher leaves nothing behind
+            self._fds.append(os.memfd_create(f"pt214-elastic-{member}"))
+            return Path(f"/proc/{os.getpid()}/fd/{self._fds[-1]}")
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="pt214-elastic-"))
+        return self._folder / f"member-{member}"
 
     def _look_for_stopped(self, workers: Mapping[int, procs.Worker]) -> list[Finding]:
         by_pid = {worker.pid: worker for worker in workers.values()}
