@@ -26,8 +26,15 @@ class Truth(enum.Enum):
         """The best source on this machine."""
         return cls.DISPATCHER if torch.backends.mps.is_built() else cls.LIST
 
+    def names(self) -> list[str]:
+        """Every aten operator, with its overload."""
+        if self is Truth.LIST:
+            return declared().names()
+        found = torch._C._dispatch_get_all_op_names()
+        return [name.removeprefix("aten::") for name in found if name.startswith("aten::")]
+
     def knows(self, name: str) -> bool:
-        """Whether ``aten::<name>`` exists."""
+        """Whether ``aten::<name>`` exists. ``name`` is well-formed: the dispatcher parses it."""
         if self is Truth.LIST:
             return declared().knows(name)
         return bool(torch._C._dispatch_has_kernel(f"aten::{name}"))

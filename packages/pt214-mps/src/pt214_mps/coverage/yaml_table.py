@@ -7,6 +7,10 @@ Mac would do; the list it was built from can. Rules of the list, in the order to
     structured_delegate: F, and F's dispatch has MPS      -> an MPS kernel
     CompositeImplicit/ExplicitAutograd, or no dispatch    -> made of other operators
     anything else                                         -> none
+
+``autogen: f.out`` names a variant that torchgen writes itself: it calls the operator and copies.
+None is written for a CompositeImplicitAutograd operator (no dispatch means that, too) unless its
+tag is ``core``.
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ __all__ = ["Declared", "declared"]
 
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 NON_FUNCTIONAL = "CompositeExplicitAutogradNonFunctional"
+GENERATED: dict[str, Any] = {"dispatch": {"CompositeExplicitAutograd": ""}}
 
 
 class Declared:
     """What the list says of each operator, by its overload's name (``add.Tensor``)."""
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
-        self._by_name = {entry["func"].partition("(")[0]: entry for entry in entries}
+        generated = {name: GENERATED for entry in entries for name in self._generated(entry)}
+        listed = {entry["func"].partition("(")[0]: entry for entry in entries}
+        self._by_name = generated | listed
 
     def names(self) -> list[str]:
         """Every overload of the list."""
@@ -53,6 +60,14 @@ class Declared:
             return False
         keys = self._keys(entry)
         return not keys or any(key in keys for key in (*COMPOSITE, NON_FUNCTIONAL))
+
+    @classmethod
+    def _generated(cls, entry: dict[str, Any]) -> list[str]:
+        keys = cls._keys(entry)
+        implicit = COMPOSITE[0] in keys or not (keys or "structured_delegate" in entry)
+        if implicit and "core" not in entry.get("tags", ()):
+            return []
+        return [name.strip() for name in entry.get("autogen", "").split(",") if name]
 
     @staticmethod
     def _keys(entry: dict[str, Any]) -> set[str]:
