@@ -21,6 +21,7 @@ LIST = Declared(
         {"func": "explicit(Tensor x) -> Tensor", "dispatch": {"CompositeExplicitAutograd": "f"}},
         {"func": "sparse(Tensor x) -> Tensor", "dispatch": {"CPU": "f", "SparseMPS": "g"}},
         {"func": "base(Tensor x) -> Tensor", "dispatch": {"CPU, MPS": "f"}, "autogen": "base.out"},
+        {"func": "nowhere(Tensor x) -> Tensor", "dispatch": {}},
         {"func": "light(Tensor x) -> Tensor", "autogen": "light.out"},
         {"func": "heart(Tensor x) -> Tensor", "autogen": "heart.out", "tags": ["core"]},
     ]
@@ -37,6 +38,7 @@ LIST = Declared(
         ("explicit", False, True),
         ("sparse", False, False),
         ("base.out", False, True),
+        ("nowhere", False, False),
     ],
 )
 def test_each_rule_of_the_list(name: str, kernel: bool, composite: bool) -> None:

@@ -6,7 +6,7 @@ Mac would do; the list it was built from can. Rules of the list, in the order to
     dispatch has MPS                                      -> an MPS kernel
     structured_delegate: F, and F's dispatch has MPS      -> an MPS kernel
     CompositeImplicit/ExplicitAutograd, or no dispatch    -> made of other operators
-    anything else                                         -> none
+    anything else, an empty dispatch ({}) included        -> none
 
 ``autogen: f.out`` names a variant that torchgen writes itself: it calls the operator and copies.
 None is written for a CompositeImplicitAutograd operator (no dispatch means that, too) unless its
@@ -59,12 +59,12 @@ class Declared:
         if "structured_delegate" in entry:
             return False
         keys = self._keys(entry)
-        return not keys or any(key in keys for key in (*COMPOSITE, NON_FUNCTIONAL))
+        return "dispatch" not in entry or any(k in keys for k in (*COMPOSITE, NON_FUNCTIONAL))
 
     @classmethod
     def _generated(cls, entry: dict[str, Any]) -> list[str]:
         keys = cls._keys(entry)
-        implicit = COMPOSITE[0] in keys or not (keys or "structured_delegate" in entry)
+        implicit = COMPOSITE[0] in keys or not ({"dispatch", "structured_delegate"} & entry.keys())
         if implicit and "core" not in entry.get("tags", ()):
             return []
         return [name.strip() for name in entry.get("autogen", "").split(",") if name]
