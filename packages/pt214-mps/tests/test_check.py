@@ -6,7 +6,7 @@ import pytest
 import torch
 from pt214_mps import __main__, check
 from pt214_mps.coverage import Entry, Runs, Truth, table, yaml_table
-from pt214_mps.coverage.yaml_table import Declared, declared
+from pt214_mps.coverage.yaml_table import COMPOSITE, Declared, declared
 from pt214_mps.errors import ArgumentError, MPSError
 
 # Written by hand in the shape of torch's list, one entry per rule.
@@ -21,6 +21,11 @@ LIST = Declared(
         {"func": "explicit(Tensor x) -> Tensor", "dispatch": {"CompositeExplicitAutograd": "f"}},
         {"func": "sparse(Tensor x) -> Tensor", "dispatch": {"CPU": "f", "SparseMPS": "g"}},
         {"func": "base(Tensor x) -> Tensor", "dispatch": {"CPU, MPS": "f"}, "autogen": "base.out"},
+        {
+            "func": "both(Tensor x) -> Tensor",
+            "structured_delegate": "orphan.out",
+            "dispatch": {"CompositeExplicitAutograd": "f"},
+        },
         {"func": "nowhere(Tensor x) -> Tensor", "dispatch": {}},
         {"func": "light(Tensor x) -> Tensor", "autogen": "light.out"},
         {"func": "heart(Tensor x) -> Tensor", "autogen": "heart.out", "tags": ["core"]},
@@ -39,6 +44,7 @@ LIST = Declared(
         ("sparse", False, False),
         ("base.out", False, True),
         ("nowhere", False, False),
+        ("both", False, True),
     ],
 )
 def test_each_rule_of_the_list(name: str, kernel: bool, composite: bool) -> None:
@@ -63,6 +69,24 @@ def test_the_list_and_the_dispatcher_know_the_same_operators() -> None:
     # Registered by hand in C++, so no list of torchgen's has them.
     by_hand = ("quantized_gru.", "quantized_lstm.", "get_gradients", "shallow_copy_data_")
     assert [name for name in sorted(unlisted) if not name.startswith(by_hand)] == []
+
+
+def test_the_list_and_the_dispatcher_agree_about_composites() -> None:
+    """These kernels are compiled in on any machine."""
+    ask = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = {n: [ask(f"aten::{n}", key) for key in COMPOSITE] for n in declared().names()}
+    told = {name for name in found if declared().is_composite(name)}
+    assert [name for name in told if not any(found[name])] == []
+    surely = {name for name, keys in found.items() if any(keys[:2])}
+    assert surely - told == set()
+
+
+def test_a_mac_tells_wrappers_of_structured_operators_from_composites() -> None:
+    assert Truth.DISPATCHER.is_composite("slice_scatter")  # written in terms of other operators
+    assert not Truth.DISPATCHER.is_composite("heaviside")  # a wrapper of heaviside.out
+    assert Truth.DISPATCHER.is_composite("adaptive_avg_pool1d")
+    assert not declared().knows("get_gradients")  # of TorchScript: the dispatcher alone tells
+    assert Truth.DISPATCHER.is_composite("get_gradients")
 
 
 def test_the_list_agrees_with_the_running_dispatcher_about_the_cpu() -> None:

@@ -30,7 +30,7 @@ def torchgen() -> dict[str, Verdict]:
         delegate = function.structured_delegate
         kernel = mps.has_kernel(functions[str(delegate)] if delegate else function)
         composite = any(getattr(function, COMPOSITE.format(kind)) for kind in KINDS)
-        return bool(kernel), composite and delegate is None
+        return bool(kernel), composite
 
     return {name: judge(function) for name, function in functions.items()}
 
