@@ -91,7 +91,9 @@ def _rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 @_rms_norm.register_kernel("mps")
-def _(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _rms_norm_mps(
+    x: torch.Tensor, w: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     _need_mps()
     rows = x.contiguous().view(-1, x.shape[-1])
     y = torch.empty_like(rows)
@@ -119,7 +121,7 @@ def _rms_norm_backward(
 
 
 @_rms_norm_backward.register_kernel("mps")
-def _(
+def _rms_norm_backward_mps(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _need_mps()
