@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from pt214_mps.kernels import rms_norm, shaders
+from pt214_mps.ops import rms_norm as op
 
 COLS = [1, 31, 32, 33, 127, 128, 129, 1000, 1024, 4095, 4096, 4097, 65_536]
 
@@ -43,6 +44,22 @@ def test_backward_passes_its_arguments_in_the_order_of_the_shader(recorder: Any)
     assert [id(a) for a in args[:5]] == [id(t) for t in (dx, dy, x, w, rstd)]
     assert args[5:] == (8,)
     assert (threads, group_size) == (3 * 32, 32)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_no_rows_launch_nothing(
+    shape: tuple[int, ...], recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metal refuses an empty grid. The device's own functions run here, on CPU tensors."""
+    monkeypatch.setattr(op, "available", lambda: True)
+    x, w = torch.ones(shape), torch.ones(8)
+    y, rstd = op._rms_norm_mps(x, w, 1e-6)
+    dx, dw = op._rms_norm_backward_mps(y, x, w, rstd)
+    assert (y.shape, rstd.shape, dx.shape) == (x.shape, x.shape[:-1], x.shape)
+    assert torch.equal(dw, torch.zeros(8))
+    assert recorder.launches == []
+    op._rms_norm_mps(torch.ones(1, 8), w, 1e-6)
+    assert len(recorder.launches) == 1  # so the recorder would have seen one
 
 
 def test_every_launched_kernel_is_instantiated_in_the_shader() -> None:

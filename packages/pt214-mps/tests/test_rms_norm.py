@@ -3,7 +3,9 @@
 import pt214_mps
 import pytest
 import torch
+from pt214_mps.kernels import shaders
 from pt214_mps.nn import RMSNorm
+from pt214_mps.ops import rms_norm as op
 from torch.nn import functional as F
 
 SHAPES = [(1, 1), (3, 31), (2, 32), (5, 33), (2, 3, 1000), (4, 1024), (0, 8), (1, 65_536)]
@@ -83,8 +85,21 @@ def test_torch_accepts_the_registration() -> None:
         ({"w": torch.ones(5)}, r"w: got shape \(5,\); x needs \(4,\)"),
         ({"w": torch.ones(4, dtype=torch.float16)}, "w: got torch.float16; x has torch.float32"),
         ({"w": torch.ones(4, device="meta")}, "w: is on meta; x is on cpu"),
-        ({"eps": -1.0}, r"eps: got -1.0; it must be finite and 0 or more"),
-        ({"eps": float("nan")}, "eps: got nan"),
+        ({"x": [[1.0]]}, "x: got list; it must be a torch.Tensor"),
+        ({"w": None}, "w: got NoneType; it must be a torch.Tensor"),
+        ({"x": torch.ones(2, 4).to_sparse()}, "x: got layout torch.sparse_coo; allowed is torch.s"),
+        ({"w": torch.ones(4).to_sparse()}, "w: got layout torch.sparse_coo; allowed is torch.s"),
+        ({"x": torch.ones(2, 4, dtype=torch.int32)}, "x: got torch.int32; allowed are float32"),
+        ({"w": torch.ones(1, 4)}, r"w: got shape \(1, 4\); x needs \(4,\)"),
+        ({"w": torch.tensor(1.0)}, r"w: got shape \(\); x needs \(4,\)"),
+        ({"eps": -1.0}, r"eps: got -1.0; it must be from 0 to 3.402823e\+38, float32's largest"),
+        ({"eps": float("nan")}, "eps: got nan; it must be from 0"),
+        ({"eps": float("inf")}, "eps: got inf; it must be from 0"),
+        ({"eps": 1e39}, r"eps: got 1e\+39; it must be from 0"),
+        ({"eps": "1e-6"}, "eps: got str; it must be a float or an int"),
+        ({"eps": None}, "eps: got NoneType; it must be a float or an int"),
+        ({"eps": True}, "eps: got bool; it must be a float or an int"),
+        ({"eps": torch.tensor(1e-6)}, "eps: got Tensor; it must be a float or an int"),
     ],
 )
 def test_each_bad_argument_is_named_with_what_is_allowed(
@@ -93,6 +108,26 @@ def test_each_bad_argument_is_named_with_what_is_allowed(
     arguments = {"x": torch.ones(2, 4), "w": torch.ones(4), "eps": 1e-6} | change
     with pytest.raises(pt214_mps.ArgumentError, match=message):
         pt214_mps.rms_norm(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_largest_and_smallest_eps_are_taken() -> None:
+    x, w = torch.full((2, 4), 3.0), torch.ones(4)
+    assert torch.equal(pt214_mps.rms_norm(x, w, 0), torch.ones(2, 4))
+    assert bool(pt214_mps.rms_norm(x, w, torch.finfo(torch.float32).max).isfinite().all())
+
+
+def test_the_checks_run_inside_a_compiled_function() -> None:
+    x, w = draw(2, 4, dtype=torch.float32), draw(4, dtype=torch.float32)
+    compiled = torch.compile(pt214_mps.rms_norm, backend="eager", fullgraph=True, dynamic=True)
+    for eps in (1e-6, 1e-5, 1e-4):  # the second makes it symbolic
+        assert torch.equal(compiled(x, w, eps), pt214_mps.rms_norm(x, w, eps))
+
+
+@pytest.mark.skipif(shaders.available(), reason="this machine has MPS")
+def test_an_mps_tensor_without_mps_says_what_to_do() -> None:
+    # No such tensor can be made here, so what its kernel does first is called by itself.
+    with pytest.raises(pt214_mps.NoMPS, match=r"x: is on mps, but .* move it to the CPU, or run"):
+        op._need_mps()
 
 
 def test_the_module_is_a_drop_in_for_torchs() -> None:

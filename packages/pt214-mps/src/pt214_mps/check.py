@@ -75,6 +75,9 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0 if nothing holds back, 1 if something does, 2 for an unknown operator.
+
+    Raises:
+        SystemExit: 2, an option is unknown, or ``--all`` comes with operators.
     """
     parser = argparse.ArgumentParser(
         prog="python -m pt214_mps check",
@@ -84,9 +87,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="every operator of this torch")
     parser.add_argument("--json", action="store_true", help="print JSON")
     words = parser.parse_args(argv)
+    if words.all and words.operators:
+        parser.error(f"--all: takes no operators; got {' '.join(words.operators)}")
     try:
         names = declared().names() if words.all else words.operators or COMMON
-        report = collect(names)
+        report = collect(list(dict.fromkeys(names)))  # a name given twice is one row
     except MPSError as error:
         sys.stderr.write(f"pt214-mps check: {error}\n")
         return 2

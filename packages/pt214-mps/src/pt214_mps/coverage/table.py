@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from pt214_mps.coverage.truth import Truth
 from pt214_mps.errors import ArgumentError
@@ -44,6 +46,10 @@ COMMON = (
 )  # fmt: skip
 
 
+_WELL_FORMED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
+_SHOWN = 5  # names in a hint: some operators have dozens of overloads
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row."""
@@ -57,21 +63,45 @@ def table(operators: Iterable[str] = COMMON, truth: Truth | None = None) -> list
     """What runs each operator on MPS, with the torch at hand.
 
     Args:
-        operators: aten names with their overload: ``"mm"``, ``"index.Tensor"``.
+        operators: aten names with their overload: ``"mm"``, ``"index.Tensor"``. The prefix
+            ``aten::``, which torch's own messages carry, may stand before them.
         truth: who answers; by default the best source on this machine.
 
     Raises:
-        ArgumentError: an operator is unknown to this torch; the message names it.
+        ArgumentError: an operator is malformed or unknown to this torch; the message names it, and
+            names that exist.
     """
     source = truth or Truth.here()
-    return [_entry(name, source) for name in operators]
+    return [_entry(_checked(name, source), source) for name in operators]
+
+
+def _checked(given: str, truth: Truth) -> str:
+    """The bare name of an operator that exists."""
+    name = given.removeprefix("aten::")
+    if not _WELL_FORMED.fullmatch(name):
+        raise ArgumentError(
+            f"operators: got {given!r}; allowed are aten names such as mm or index.Tensor"
+        )
+    if truth.knows(name):
+        return name
+    raise ArgumentError(
+        f"operators: got {given!r}; this torch has no aten::{name}; {_hint(name, truth)}"
+    )
+
+
+def _hint(name: str, truth: Truth) -> str:
+    """What may have been meant."""
+    names = truth.names()
+    base = name.partition(".")[0]
+    overloads = sorted(each for each in names if each.partition(".")[0] == base)
+    if overloads:
+        more = f" and {len(overloads) - _SHOWN} more" if len(overloads) > _SHOWN else ""
+        return f"its overloads are {', '.join(overloads[:_SHOWN])}{more}"
+    near = get_close_matches(name, names, n=_SHOWN)
+    return f"near it are {', '.join(near)}" if near else "--all lists every operator"
 
 
 def _entry(name: str, truth: Truth) -> Entry:
-    if not truth.knows(name):
-        raise ArgumentError(
-            f"operators: this torch has no aten::{name}; overloads count: index.Tensor, not index"
-        )
     if truth.has_kernel(name) and name not in OURS:
         return Entry(name, Runs.STOCK, "")
     if name in OURS:

@@ -10,7 +10,7 @@ import enum
 
 import torch
 
-from pt214_mps.coverage.yaml_table import declared
+from pt214_mps.coverage.yaml_table import COMPOSITE, declared
 
 __all__ = ["Truth"]
 
@@ -26,8 +26,15 @@ class Truth(enum.Enum):
         """The best source on this machine."""
         return cls.DISPATCHER if torch.backends.mps.is_built() else cls.LIST
 
+    def names(self) -> list[str]:
+        """Every aten operator, with its overload."""
+        if self is Truth.LIST:
+            return declared().names()
+        found = torch._C._dispatch_get_all_op_names()
+        return [name.removeprefix("aten::") for name in found if name.startswith("aten::")]
+
     def knows(self, name: str) -> bool:
-        """Whether ``aten::<name>`` exists."""
+        """Whether ``aten::<name>`` exists. ``name`` is well-formed: the dispatcher parses it."""
         if self is Truth.LIST:
             return declared().knows(name)
         return bool(torch._C._dispatch_has_kernel(f"aten::{name}"))
@@ -45,9 +52,13 @@ class Truth(enum.Enum):
         )
 
     def is_composite(self, name: str) -> bool:
-        """Whether ``aten::<name>`` is made of other operators."""
-        if self is Truth.LIST:
+        """Whether ``aten::<name>`` is made of other operators.
+
+        That is the same on every machine, so the list tells. The dispatcher can't: it holds one
+        CompositeExplicitAutogradNonFunctional kernel for what is written by hand in terms of other
+        operators and for each wrapper around a structured operator's .out, which needs a kernel.
+        """
+        if self is Truth.LIST or declared().knows(name):
             return declared().is_composite(name)
         ask = torch._C._dispatch_has_kernel_for_dispatch_key
-        keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-        return any(ask(f"aten::{name}", key) for key in keys)
+        return any(ask(f"aten::{name}", key) for key in COMPOSITE[:2])

@@ -5,8 +5,12 @@ Mac would do; the list it was built from can. Rules of the list, in the order to
 
     dispatch has MPS                                      -> an MPS kernel
     structured_delegate: F, and F's dispatch has MPS      -> an MPS kernel
-    CompositeImplicit/ExplicitAutograd, or no dispatch    -> made of other operators
-    anything else                                         -> none
+    Composite..Autograd.., or neither of the two fields   -> made of other operators
+    anything else, an empty dispatch ({}) included        -> none
+
+``autogen: f.out`` names a variant that torchgen writes itself: it calls the operator and copies.
+None is written for a CompositeImplicitAutograd operator (no dispatch means that, too) unless its
+tag is ``core``.
 """
 
 from __future__ import annotations
@@ -18,17 +22,23 @@ from typing import Any
 
 from pt214_mps.errors import MPSError
 
-__all__ = ["Declared", "declared"]
+__all__ = ["COMPOSITE", "Declared", "declared"]
 
-COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-NON_FUNCTIONAL = "CompositeExplicitAutogradNonFunctional"
+COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+GENERATED: dict[str, Any] = {"dispatch": {"CompositeExplicitAutograd": ""}}
 
 
 class Declared:
     """What the list says of each operator, by its overload's name (``add.Tensor``)."""
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
-        self._by_name = {entry["func"].partition("(")[0]: entry for entry in entries}
+        generated = {name: GENERATED for entry in entries for name in self._generated(entry)}
+        listed = {entry["func"].partition("(")[0]: entry for entry in entries}
+        self._by_name = generated | listed
 
     def names(self) -> list[str]:
         """Every overload of the list."""
@@ -49,10 +59,18 @@ class Declared:
     def is_composite(self, name: str) -> bool:
         """Whether the operator is written in terms of others, and runs wherever those do."""
         entry = self._by_name[name]
-        if "structured_delegate" in entry:
-            return False
-        keys = self._keys(entry)
-        return not keys or any(key in keys for key in (*COMPOSITE, NON_FUNCTIONAL))
+        return self._is_implicit(entry) or not self._keys(entry).isdisjoint(COMPOSITE)
+
+    @classmethod
+    def _generated(cls, entry: dict[str, Any]) -> list[str]:
+        if cls._is_implicit(entry) and "core" not in entry.get("tags", ()):
+            return []
+        return [name.strip() for name in entry.get("autogen", "").split(",") if name]
+
+    @classmethod
+    def _is_implicit(cls, entry: dict[str, Any]) -> bool:
+        unsaid = entry.keys().isdisjoint(("dispatch", "structured_delegate"))
+        return unsaid or COMPOSITE[0] in cls._keys(entry)
 
     @staticmethod
     def _keys(entry: dict[str, Any]) -> set[str]:
@@ -78,5 +96,5 @@ def declared() -> Declared:
             return Declared(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
     raise MPSError(
         "this torch ships no operator list (torchgen/packaged/ATen/native/native_functions.yaml): "
-        "install torch from a wheel, or ask on a Mac"
+        "install torch from a wheel"
     )

@@ -9,7 +9,6 @@ The Metal kernel serves tensors on ``mps``, the definition every other device. S
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ __all__ = ["reference", "rms_norm"]
 
 DTYPES = tuple(kernels.SUFFIX)
 MAX_COLS = 65_536  # what the kernel's lanes were laid out for; not a limit of Metal
+MAX_EPS = torch.finfo(torch.float32).max  # the kernel takes eps as a float32
 
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -30,13 +30,14 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tenso
     Args:
         x: ``[..., N]``, float16, bfloat16 or float32; N from 1 to 65536.
         w: ``[N]``, dtype and device of ``x``.
-        eps: added to the mean square, in units of ``x**2``; finite, 0 or more.
+        eps: added to the mean square, in units of ``x**2``; 0 or more, finite in float32.
 
     Returns:
         ``[..., N]``, dtype and device of ``x``; sums are float32.
 
     Raises:
-        ArgumentError: a dtype, shape, device or ``eps`` does not fit; the message tells which.
+        ArgumentError: a type, layout, dtype, shape, device or ``eps`` does not fit; the message
+            tells which.
         NoMPS: the tensors say ``mps`` where there is none.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. 4.
@@ -58,6 +59,11 @@ def reference(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 def _check(x: torch.Tensor, w: torch.Tensor, eps: float) -> None:
+    for name, tensor in (("x", x), ("w", w)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{name}: got {type(tensor).__name__}; it must be a torch.Tensor")
+        if tensor.layout != torch.strided:
+            raise ArgumentError(f"{name}: got layout {tensor.layout}; allowed is torch.strided")
     if x.dtype not in DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ArgumentError(f"x: got {x.dtype}; allowed are {allowed}")
@@ -70,8 +76,12 @@ def _check(x: torch.Tensor, w: torch.Tensor, eps: float) -> None:
         raise ArgumentError(f"w: got {w.dtype}; x has {x.dtype}")
     if w.device != x.device:
         raise ArgumentError(f"w: is on {w.device}; x is on {x.device}")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ArgumentError(f"eps: got {eps}; it must be finite and 0 or more")
+    if isinstance(eps, bool) or not isinstance(eps, (float, int, torch.SymFloat)):
+        raise ArgumentError(f"eps: got {type(eps).__name__}; it must be a float or an int")
+    if not 0 <= eps <= MAX_EPS:  # False for NaN, too
+        raise ArgumentError(
+            f"eps: got {eps}; it must be from 0 to {MAX_EPS:.7g}, float32's largest"
+        )
 
 
 @torch.library.custom_op("pt214_mps::rms_norm", mutates_args=())
@@ -81,7 +91,9 @@ def _rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 @_rms_norm.register_kernel("mps")
-def _(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _rms_norm_mps(
+    x: torch.Tensor, w: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     _need_mps()
     rows = x.contiguous().view(-1, x.shape[-1])
     y = torch.empty_like(rows)
@@ -109,7 +121,7 @@ def _rms_norm_backward(
 
 
 @_rms_norm_backward.register_kernel("mps")
-def _(
+def _rms_norm_backward_mps(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _need_mps()
