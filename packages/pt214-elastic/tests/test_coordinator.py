@@ -6,17 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 from pt214_elastic import membership, wire
 from pt214_elastic.client import Client
 from pt214_elastic.coordinator import Coordinator
-from pt214_elastic.errors import StoreInterrupted, WireError
+from pt214_elastic.errors import WireError
 from pt214_elastic.options import Place
-from pt214_elastic.store import CoordinatorStore
-from torch._C._distributed_c10d import HashStore, PrefixStore
 
 KEY = bytes(range(32))
 
@@ -106,63 +102,6 @@ def test_a_malformed_message_of_a_member_drops_it(host: Host) -> None:
         until(lambda: 1 in host.coordinator.known)
         sock.sendall(channel.seal({"op": "report", "epoch": "x"}))
         until(lambda: host.coordinator.rejected["malformed"] == 1)
-
-
-def test_the_store_does_what_torchs_does(host: Host) -> None:
-    ours = CoordinatorStore(host.client(0), timedelta(seconds=5))
-    theirs = HashStore()
-    for store in (ours, theirs):
-        store.set("a", "1")
-        assert store.get("a") == b"1"
-        assert store.add("n", 2) == 2
-        assert store.add("n", 3) == 5
-        assert store.get("n") == b"5"
-        assert store.check(["a", "n"])
-        assert not store.check(["a", "missing"])
-        assert store.compare_set("c", "", "x") == b"x"
-        assert store.compare_set("c", "wrong", "y") == b"x"
-        assert store.compare_set("c", "x", "y") == b"y"
-        assert store.delete_key("a")
-        assert not store.delete_key("a")
-        assert store.multi_get(["c", "n"]) == [b"y", b"5"]
-        with pytest.raises(dist.DistStoreError):
-            store.wait(["never"], timedelta(seconds=0.05))
-    ours.append("c", "z")
-    assert ours.get("c") == b"yz"
-    assert sorted(ours.list_keys()) == ["c", "n"]
-    assert ours.num_keys() == 2
-
-
-def test_a_wait_in_a_thread_ends_when_another_member_writes(host: Host) -> None:
-    one = CoordinatorStore(host.client(0), timedelta(seconds=5))
-    two = CoordinatorStore(host.client(1), timedelta(seconds=5))
-    got: list[bytes] = []
-    thread = threading.Thread(target=lambda: got.append(PrefixStore("p", one).get("k")))
-    thread.start()
-    PrefixStore("p", two).set("k", "v")
-    thread.join(timeout=5)
-    assert got == [b"v"]
-
-
-def test_a_fault_ends_a_blocked_wait(host: Host) -> None:
-    clients = [host.client(0), host.client(1)]
-    for client in clients:
-        client.send("join", handle="h", on_fault=None, min_ranks=None)
-    for client in clients:
-        assert client.wait_record() is not None
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            CoordinatorStore(clients[0], timedelta(seconds=60)).wait(["never"])
-        except StoreInterrupted as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    clients[1].send("suspect", epoch=1)
-    thread.join(timeout=5)
-    assert "lost a rank" in str(errors[0])
 
 
 def test_strangers_beyond_the_limit_are_refused(host: Host) -> None:

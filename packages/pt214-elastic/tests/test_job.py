@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from pt214_elastic import deal
 from pt214_elastic.events import Event, Kind
-from pt214_elastic.launch import Launcher
-from torch import nn
 
-SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 36
 FAULTS = [
     [4, 0, "forward", "SIGKILL"],  # rank 0; member 4 comes
@@ -31,51 +26,16 @@ ROUNDING = 1e-5  # sums in another order: float32, a few hundred terms of size 1
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Event], Path]]:
+def job(
+    tmp_path_factory: pytest.TempPathFactory, job_of: Callable[..., tuple[int, list[Event]]]
+) -> tuple[list[Event], Path]:
     folder = tmp_path_factory.mktemp("job")
-    events: list[Event] = []
-    launcher = Launcher(
-        [sys.executable, str(SCRIPTS / "train.py")],
-        nproc=4,
-        max_restarts=10,
-        env={
-            "STEPS": str(STEPS),
-            "FAULTS": json.dumps(FAULTS),
-            "WAIT_AFTER": json.dumps(WAIT_AFTER),
-            "BOMB": "5",
-            "OMP_NUM_THREADS": "1",
-        },
-        log_dir=folder,
-        on_event=events.append,
-        events_path=folder / "events.jsonl",
-    )
-    code = launcher.run()
-    assert any(e.data.get("name") == "final" for e in events), (
-        code,
-        [(path.name, path.read_text()[-2000:]) for path in sorted(folder.glob("*.err"))],
-    )
-    yield events, folder  # noqa: PT022
+    _, events = job_of(folder, 4, STEPS, FAULTS, WAIT_AFTER, BOMB="5", SABOTEURS="1")
+    return events, folder
 
 
 def named(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event.data.get("name") == name]
-
-
-def reference(divisor: float = 1.0) -> list[list[float]]:
-    """Plain PyTorch in one process over the same samples."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(50, 4, generator=generator)
-    targets = inputs.sum(1, keepdim=True)
-    for step in range(STEPS):
-        rows = deal.samples_of(step, 50, 10, seed=0)
-        loss: torch.Tensor = nn.functional.mse_loss(model(inputs[rows]), targets[rows])
-        (loss / (divisor if step == 4 else 1.0)).backward()  # type: ignore[no-untyped-call]
-        opt.step()
-        opt.zero_grad()
-    return [p.detach().reshape(-1).tolist() for p in model.parameters()]
 
 
 def distance(one: list[list[float]], two: list[list[float]]) -> float:
@@ -101,15 +61,19 @@ def test_parameters_are_bitwise_equal_after_each_step(job: tuple[list[Event], Pa
     assert all(len(found) == 1 for found in digests.values())
 
 
-def test_the_result_is_that_of_plain_pytorch(job: tuple[list[Event], Path]) -> None:
+def test_the_result_is_that_of_plain_pytorch(
+    job: tuple[list[Event], Path], plainly: Callable[..., list[list[float]]]
+) -> None:
     values = named(job[0], "final")[0].data["values"]
-    assert distance(values, reference()) < ROUNDING
+    assert distance(values, plainly(STEPS)) < ROUNDING
 
 
-def test_a_stale_divisor_would_be_caught(job: tuple[list[Event], Path]) -> None:
+def test_a_stale_divisor_would_be_caught(
+    job: tuple[list[Event], Path], plainly: Callable[..., list[list[float]]]
+) -> None:
     """A saboteur: the step after the first fault scaled by the old world, as DDP does."""
     values = named(job[0], "final")[0].data["values"]
-    assert distance(values, reference(divisor=4 / 3)) > ROUNDING
+    assert distance(values, plainly(STEPS, {4: 4 / 3})) > ROUNDING
 
 
 def test_no_sample_is_lost_or_doubled(job: tuple[list[Event], Path]) -> None:

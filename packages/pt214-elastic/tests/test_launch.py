@@ -112,6 +112,57 @@ def test_the_same_error_on_every_rank_ends_the_job_with_its_message(tmp_path: Pa
     assert "ValueError: the same mistake everywhere" in events[-1].data["reason"]
 
 
+# Speaks the protocol without torch. Member 1 dies; its replacement joins at once, or never.
+PATIENT = """
+import os, signal, sys, time
+from pt214_elastic.client import Client
+from pt214_elastic.options import read_place
+client = Client(read_place(), on_fault=lambda epoch: None)
+if client.member == 2 and sys.argv[1] == "never":
+    time.sleep(600)
+client.send("join", handle="h", on_fault=None, min_ranks=None)
+record = client.wait_record()
+if client.member == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+standing = dict(handle="h", committed=0, filled=True, complete=False, hold_world=0, hold_s=0.0)
+if client.member == 0:
+    client.wait_broken(record.epoch, 60)
+    client.send("report", epoch=record.epoch, done=False, **standing)
+    record = client.wait_record()  # raises JobFailed past the limit
+    client.send("note", kind="custom", step=None, epoch=record.epoch,
+                data={"name": "went on", "world": len(record.members)})
+client.send("report", epoch=record.epoch, done=True, **standing)
+client.wait_record()
+"""
+
+
+def run_below_min_ranks(folder: Path, comes: str, patience_s: float) -> tuple[int, list[Event]]:
+    events: list[Event] = []
+    job = Launcher(
+        [sys.executable, "-c", PATIENT, comes],
+        nproc=2,
+        min_ranks=2,
+        patience_s=patience_s,
+        log_dir=folder,
+        on_event=events.append,
+    )
+    return job.run(), events
+
+
+def test_below_min_ranks_the_job_waits_for_a_joiner_and_goes_on(tmp_path: Path) -> None:
+    code, events = run_below_min_ranks(tmp_path, "at once", 60.0)
+    assert [event.data["world"] for event in events if event.data.get("name") == "went on"] == [2]
+    assert code == 0
+
+
+def test_below_min_ranks_the_job_ends_past_the_limit(tmp_path: Path) -> None:
+    code, events = run_below_min_ranks(tmp_path, "never", 0.5)
+    wanted = "world_size=1 is below min_ranks=2 and nobody came within 0.5 s to raise it"
+    assert code == 1
+    assert wanted in events[-1].data["reason"]
+    assert f"JobFailed: {wanted}" in (tmp_path / "member-0.err").read_text()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

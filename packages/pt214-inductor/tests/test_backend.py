@@ -1,153 +1,183 @@
-"""The backend as users meet it: modes, training, options, failures, and what it leaves behind."""
+"""The backend: stock's modes and gradients, its neighbours untouched, failures served by stock."""
 
 import logging
-from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from pt214_inductor.backend import compile_fx
-from pt214_inductor.errors import OptionError, StrictError
+from pt214_inductor import choices
+from pt214_inductor.backend import Backend, compile_fx
+from pt214_inductor.errors import StrictError
 from pt214_inductor.passes import hoist_affine
+from pt214_inductor.record import listening
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.choices import InductorChoices
 
 STRICT: Any = {"pt214.strict": True}
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())
-
-
-def test_torch_finds_it_by_name_without_an_import() -> None:
-    assert "pt214" in torch._dynamo.list_backends()
-    linear, x = nn.Linear(8, 8), torch.randn(4, 8)
-    compiled = torch.compile(linear, backend="pt214")
-    torch.testing.assert_close(compiled(x), linear(x))
+def norm() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(8), nn.GELU()).eval()
 
 
 def test_training_gives_eagers_gradients_and_running_statistics() -> None:
-    ours, eager = model(), model()
-    x = torch.randn(2, 4, 16, 16)
-    compiled = torch.compile(ours, backend=compile_fx, options=STRICT)
-    compiled(x).square().mean().backward()
-    eager(x).square().mean().backward()
-    for (name, got), (_, want) in zip(
-        ours.named_parameters(), eager.named_parameters(), strict=True
-    ):
-        torch.testing.assert_close(got.grad, want.grad, msg=name, rtol=1e-4, atol=1e-6)
-    for buffer, expected in zip(ours.buffers(), eager.buffers(), strict=True):
-        torch.testing.assert_close(buffer, expected)
+    eager, x = nn.Sequential(nn.BatchNorm2d(8), nn.GELU()), torch.randn(4, 8, 8, 8)
+    model = deepcopy(eager)
+    compiled = torch.compile(model, backend=compile_fx, fullgraph=True, options=STRICT)
+    for each in (eager, compiled):
+        each(x).square().sum().backward()
+    got, wanted = ([p.grad for p in m.parameters()] for m in (model, eager))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(list(model.buffers()), list(eager.buffers()))
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune", "reduce-overhead"])
+def test_modes_are_stocks_modes(mode: str) -> None:
+    x = torch.randn(7)
+    compiled = torch.compile(torch.sin, backend=compile_fx, mode=mode, dynamic=False)
+    torch.testing.assert_close(compiled(x), x.sin())
+
+
+def test_an_unknown_mode_is_stocks_error() -> None:
+    compiled = torch.compile(torch.sin, backend=compile_fx, mode="maximal")
+    with pytest.raises(BackendCompilerFailed, match="Unrecognized mode=maximal"):
+        compiled(torch.ones(2))
+
+
+def test_an_unknown_option_of_ours_is_named() -> None:
+    compiled = torch.compile(torch.sin, backend=compile_fx, options={"pt214.fast": True})
+    with pytest.raises(Exception, match=r"got 'pt214.fast', known names are"):
+        compiled(torch.ones(2))
+
+
+class Spy(choices.Choices):
+    """Counts how often inductor asks."""
+
+    calls = 0
+
+    @staticmethod
+    def can_fuse(*args: Any, **kwargs: Any) -> bool:
+        """As stock, counted."""
+        Spy.calls += 1
+        return InductorChoices.can_fuse(*args, **kwargs)
+
+
+def reduce(x: torch.Tensor) -> torch.Tensor:
+    return (x.softmax(-1) * 2).sum(0).cos().sum()
+
+
+def test_our_choices_never_decide_a_later_stock_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "Choices", Spy)
+    monkeypatch.setattr(Spy, "calls", 0)
+    x = torch.randn(8, 16, requires_grad=True)
+    result = torch.compile(reduce, backend=compile_fx, options=STRICT)(x)
+    forward = Spy.calls
+    assert forward > 0
+    torch._dynamo.reset()
+    stock = torch.compile(lambda x: reduce(x) + 1)(x)  # between our forward and our backward
+    stock.backward()  # type: ignore[no-untyped-call]
+    assert Spy.calls == forward
+    result.backward()  # type: ignore[no-untyped-call]
+    assert Spy.calls > forward  # the lazy backward is ours again
 
 
 @torch.no_grad()
-def test_max_autotune_with_fullgraph_serves_inference() -> None:
-    eager, x = model().eval(), torch.randn(2, 4, 16, 16)
-    compiled = torch.compile(eager, backend=compile_fx, mode="max-autotune", fullgraph=True)
-    torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_one_compile_serves_equal_and_unequal_sizes() -> None:
-    """Stock needs more than one.
-
-    Batches 2 to 15 only: on the CPU torch chooses a convolution's library by the batch, with
-    guards at 1 and 16 that no setting of ours removes.
-    """
-    sizes = [(2, 16, 16), (3, 12, 20), (4, 24, 24), (5, 8, 24)]
-
-    def compiles(backend: Any) -> int:
+def test_stocks_artifact_never_serves_us_nor_ours_stock() -> None:
+    model, x = norm(), torch.randn(4, 8, 16, 16)
+    torch.compile(model)(x)
+    for options, hoisted in ((STRICT, 1), ({**STRICT, "pt214.hoist": False}, 0)):
         torch._dynamo.reset()
-        count = 0
-
-        def counting(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            return backend(gm, inputs, **kwargs)
-
-        if hasattr(backend, "context_for"):
-            counting.context_for = backend.context_for  # type: ignore[attr-defined]
-            counting.reset = backend.reset  # type: ignore[attr-defined]
-        eager = model().eval()
-        compiled = torch.compile(eager, backend=counting, dynamic=True)
-        for batch, height, width in sizes:
-            x = torch.randn(batch, 4, height, width)
-            torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-5)
-        return count
-
-    from torch._inductor.compile_fx import compile_fx as stock
-
-    assert compiles(stock) > 1
-    assert compiles(compile_fx) == 1
-
-
-def test_an_unknown_option_of_ours_is_refused() -> None:
-    compiled = torch.compile(nn.Linear(2, 2), backend=compile_fx, options={"pt214.fast": True})
-    with pytest.raises((OptionError, torch._dynamo.exc.BackendCompilerFailed), match="known names"):
-        compiled(torch.randn(1, 2))
-
-
-def _fail(graph: Any) -> int:
-    raise RuntimeError("planted")
+        with listening() as decisions:
+            torch.compile(model, backend=compile_fx, options=options)(x)
+        assert sum(d.pass_name == hoist_affine.NAME for d in decisions) == hoisted
+    torch._dynamo.reset()
+    with listening() as decisions:
+        torch.compile(model)(x)
+        torch.compile(nn.Sequential(model, nn.Tanh()))(x)
+    assert decisions == []
 
 
 @torch.no_grad()
-def test_a_failure_of_ours_falls_back_to_stock_with_one_line(
+def test_our_own_artifact_serves_us() -> None:
+    model, x = norm(), torch.randn(4, 8, 16, 16)
+    for expected in (1, 0):
+        torch._dynamo.reset()
+        with listening() as decisions:
+            torch.compile(model, backend=compile_fx, options=STRICT)(x)
+        assert len(decisions) == expected
+
+
+def broken(*_: Any) -> int:
+    raise ZeroDivisionError("broken on purpose")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["run", "rewrite"])
+def test_a_failing_pass_is_served_by_stock_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    monkeypatch.setattr(hoist_affine, where, broken)
+    model, x = norm(), torch.randn(4, 8, 16, 16)
+    with caplog.at_level(logging.WARNING, logger="pt214_inductor"):
+        got = torch.compile(model, backend=compile_fx)(x)
+    torch.testing.assert_close(got, model(x))
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("pt214_inductor")]
+    assert len(lines) == 1
+    assert lines[0].startswith("pass hoist_affine failed, stock inductor serves this graph")
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed) as raised:
+        torch.compile(model, backend=compile_fx, options=STRICT)(x)
+    assert isinstance(raised.value.inner_exception, StrictError)
+
+
+@torch.no_grad()
+def test_a_failing_lowering_is_served_by_stock(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hoist_affine, "run", _fail)
-    eager, x = model().eval(), torch.randn(2, 4, 16, 16)
-    with caplog.at_level(logging.WARNING, "pt214_inductor"):
-        got = torch.compile(eager, backend=compile_fx)(x)
-    torch.testing.assert_close(got, eager(x), rtol=1e-4, atol=1e-5)
-    assert [r.message for r in caplog.records if "planted" in r.message] == [
-        "pass hoist_affine failed, stock inductor serves this graph: RuntimeError('planted')"
-    ]
+    from pt214_inductor.ops import materialise
+    from torch._inductor.lowering import lowerings
+
+    materialise.register_lowering()
+    monkeypatch.setitem(lowerings, materialise.overload(), broken)
+    model, x = norm(), torch.randn(4, 8, 16, 16)
+    with caplog.at_level(logging.WARNING, logger="pt214_inductor"):
+        got = torch.compile(model, backend=compile_fx)(x)
+    torch.testing.assert_close(got, model(x))
+    assert "compiling failed, stock inductor serves this graph" in caplog.text
 
 
-@torch.no_grad()
-def test_strict_raises_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hoist_affine, "run", _fail)
-    compiled = torch.compile(model().eval(), backend=compile_fx, options=STRICT)
-    with pytest.raises((StrictError, torch._dynamo.exc.BackendCompilerFailed), match="planted"):
-        compiled(torch.randn(2, 4, 16, 16))
+def test_a_users_own_pass_still_runs() -> None:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Mine(CustomGraphPass):
+        seen = 0
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            Mine.seen += 1
+
+        def uuid(self) -> str:
+            return "mine"
+
+    compiled = torch.compile(
+        torch.sin, backend=compile_fx, options={"post_grad_custom_pre_pass": Mine(), **STRICT}
+    )
+    compiled(torch.ones(3))
+    assert Mine.seen == 1
 
 
-def test_a_later_stock_compile_never_runs_our_passes_lazy_backward_included(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = _counted(monkeypatch)
-    x = torch.randn(2, 4, 16, 16)
-    torch.compile(model(), backend=compile_fx)(x).sum().backward()
-    assert calls  # forward and backward were ours
-    calls.clear()
-    torch._dynamo.reset()
-    pending = torch.compile(model(), backend="inductor")(x).sum()
-    torch.compile(nn.Linear(3, 3), backend=compile_fx)(torch.randn(1, 3))
-    calls.clear()
-    pending.backward()  # stock's backward, compiled after a compile of ours
-    assert calls == []
+def test_a_user_set_layout_is_in_the_key() -> None:
+    from pt214_inductor import scope
+    from pt214_inductor.options import Options
+
+    keys = {
+        scope.assemble(Options(), theirs)[scope.PASSES].uuid()
+        for theirs in ({}, {"force_layout_optimization": False})
+    }
+    assert len(keys) == 2
 
 
-@torch.no_grad()
-def test_an_artifact_that_stock_cached_is_not_served_as_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    eager, x = model().eval(), torch.randn(2, 4, 33, 17)
-    torch.compile(eager, backend="inductor")(x)
-    torch._dynamo.reset()
-    calls = _counted(monkeypatch)
-    torch.compile(eager, backend=compile_fx)(x)
-    assert calls
-
-
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    calls: list[str] = []
-    run: Callable[[Any], int] = hoist_affine.run
-
-    def counting(graph: Any) -> int:
-        calls.append("run")
-        return run(graph)
-
-    monkeypatch.setattr(hoist_affine, "run", counting)
-    return calls
+def test_the_backend_object_is_one_for_the_process() -> None:
+    assert isinstance(compile_fx, Backend)
+    assert compile_fx.__name__ == "pt214"

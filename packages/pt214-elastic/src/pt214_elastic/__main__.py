@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             min_ranks=args.min_ranks,
             on_fault=args.on_fault,
             max_restarts=args.max_restarts,
+            hang_timeout_s=args.hang_timeout_s,
+            hang_busy_timeout_s=max(args.hang_timeout_s, args.hang_busy_timeout_s),
             log_dir=args.log_dir,
             events_path=args.events,
         )
@@ -42,6 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--min-ranks", type=int, default=1, metavar="N", help="fewer train no step")
     run.add_argument("--on-fault", choices=[str(item) for item in OnFault], default="rejoin")
     run.add_argument("--max-restarts", "--max_restarts", type=int, default=3, metavar="N")
+    run.add_argument(
+        "--hang-timeout-s", type=float, default=600.0, metavar="S",
+        help="a rank that others wait for so long, inside a step and using no CPU, is lost",
+    )  # fmt: skip
+    run.add_argument(
+        "--hang-busy-timeout-s", type=float, default=3600.0, metavar="S",
+        help="the same for a rank that uses CPU",
+    )  # fmt: skip
     run.add_argument("--log-dir", "--log_dir", type=Path, help="folder for each member's output")
     run.add_argument("--events", type=Path, metavar="FILE", help="write events as JSON lines")
     run.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

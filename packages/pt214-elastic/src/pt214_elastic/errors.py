@@ -29,6 +29,10 @@ class JobFailed(ElasticError):
     """The job cannot go on: too few ranks, or nobody holds the state."""
 
 
+class ReformFailed(ElasticError):
+    """The process group could not be changed in place; the next record may say otherwise."""
+
+
 class LoopError(ElasticError):
     """The training loop broke a rule that exactly-once steps need."""
 

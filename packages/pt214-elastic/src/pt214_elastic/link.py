@@ -19,8 +19,9 @@ from pt214_elastic.client import Client
 from pt214_elastic.errors import JobFailed
 from pt214_elastic.events import Kind
 from pt214_elastic.options import OnFault, Place
+from pt214_elastic.progress import Progress
 from pt214_elastic.records import Record, Verdict
-from pt214_elastic.reform import Group, init_process_group
+from pt214_elastic.reform import Group, init_process_group, posted
 from pt214_elastic.release import Sockets
 from pt214_elastic.store import CoordinatorStore
 
@@ -41,6 +42,7 @@ class Link:
                 store = HashStore()
                 init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
         self.on_broken: Callable[[], None] = lambda: None
+        self.progress = Progress("", posted)
         self.member = dist.get_rank()
         self.epoch = 1
         self.left = False
@@ -115,6 +117,8 @@ class JobLink(Link):
         self._client = Client(place, self._sockets.cut, lambda: self.on_broken())
         self._store = CoordinatorStore(self._client)
         self._group = Group(self._store, place.member, backend, timeout, in_place)
+        self.progress = Progress(place.progress_path, posted)
+        self.progress.start_pulse()
         self.member = place.member
         self.job_epoch = self._client.job_epoch
         self.left = False
@@ -165,6 +169,8 @@ class JobLink(Link):
         hold_s: float = 0.0,
         done: bool = False,
     ) -> Record | None:
+        if self.lost:
+            self._group.excuse()
         self._client.send(
             "report",
             epoch=self.epoch,

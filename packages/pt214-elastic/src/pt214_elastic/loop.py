@@ -53,8 +53,8 @@ class Step:
         if self._inside or self.committed:
             raise LoopError(f"step {self.n} is entered a second time: take the next from el.steps")
         self._inside = True
-        self._elastic.current = self
-        self._restore = snapshot(self._elastic.tracked)
+        self._elastic.set_current(self)
+        self._restore = snapshot(self._elastic.seat.tracked)
         return self
 
     def batches(self, loader: Loader) -> Iterator[tuple[Any, ...]]:
@@ -62,13 +62,13 @@ class Step:
 
         Every rank makes the same number of passes; gradients are reduced in the last one.
         """
-        elastic = self._elastic
-        passes = loader.passes(self.n, elastic.world_size, elastic.rank)
+        seat = self._elastic.seat
+        passes = loader.passes(self.n, seat.world_size, seat.rank)
         self._missing = len(passes)
-        for wrapper in elastic.wrappers:
+        for wrapper in seat.wrappers:
             wrapper.divisor = 1.0
         for item in passes:
-            for wrapper in elastic.wrappers:
+            for wrapper in seat.wrappers:
                 wrapper.set_last_pass(self._missing == 1)
             self._missing -= 1
             yield loader.batch(item)
@@ -94,11 +94,12 @@ class Step:
         try:
             if elastic.is_broken:
                 raise RuntimeError("gloo: the epoch is broken")
-            elastic.regroup_agreed |= vote.cast(self.n, elastic.regroup_wanted, elastic.pending)
+            wanted = vote.cast(self.n, elastic.regroup_wanted, elastic.pending)
+            elastic.seat.regroup_agreed |= wanted
         except RuntimeError as error:
-            if not elastic.confirm(error):
+            if not elastic.seat.confirm(error):
                 raise
-            if elastic.recover(complete=True, restore=self._restore) is Verdict.REPEAT:
+            if elastic.seat.recover(complete=True, restore=self._restore) is Verdict.REPEAT:
                 raise Repeat from None
         self._voted = True
 
@@ -128,14 +129,14 @@ class Step:
             raise
         finally:
             self._inside = False
-            elastic.current = None
+            elastic.set_current(None)
 
     def _repeats(self, error: BaseException) -> bool:
         """Whether ``error`` was a lost rank's doing, and the step has been rolled back."""
         if isinstance(error, Repeat):
             return True
         elastic = self._elastic
-        if not isinstance(error, RuntimeError) or not elastic.confirm(error):
+        if not isinstance(error, RuntimeError) or not elastic.seat.confirm(error):
             return False
         if self._voted:
             # The vote promised that this step counts; half of what follows it can't be undone.
@@ -143,5 +144,5 @@ class Step:
                 f"step {self.n}: a collective failed after the vote; no collective may follow"
                 " opt.step() inside the block"
             ) from error
-        elastic.recover(complete=False, restore=self._restore)
+        elastic.seat.recover(complete=False, restore=self._restore)
         return True

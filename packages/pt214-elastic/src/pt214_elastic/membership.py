@@ -172,10 +172,11 @@ def _wait_for_ranks(state: State, world: int, at_least: int) -> tuple[State, lis
         return state, []
     if state.epoch == 0 and world >= at_least:
         return _form(state, (), tuple(sorted(state.joiners)), (), 0)
+    late = f"nobody came within {state.patience_s:g} s" if state.can_grow else "no process is left"
     return _ended(
         state,
-        f"{world} ranks live and min_ranks={at_least}: nobody came within {state.patience_s:g} s,"
-        " or nobody is left to come; lower min_ranks or raise max_restarts",
+        f"world_size={world} is below min_ranks={at_least} and {late} to raise it; lower min_ranks,"
+        f" or allow more max_restarts or patience_s (now {state.patience_s:g} s)",
     )
 
 
@@ -188,7 +189,7 @@ def _reform(state: State) -> tuple[State, list[Message]]:
     reports = [state.reports[member] for member in state.members]
     holders = [item for item in reports if item.filled]
     if not holders:
-        return _ended(state, "no living member holds the training state")
+        return _start_again(state)
     base = base_step_of(holders)
     ahead = max(item.committed for item in holders)
     if ahead > base or base < state.base_step:
@@ -210,6 +211,17 @@ def _reform(state: State) -> tuple[State, list[Message]]:
     if world < min(held, state.target) and state.phase is not Phase.FAULTED:
         return state, []
     return _form(state, survivors, entering, survivors, base)
+
+
+def _start_again(state: State) -> tuple[State, list[Message]]:
+    """The first group never stood: where no step was applied, every member's own state will do."""
+    if state.base_step > 0:
+        return _ended(state, "no living member holds the training state")
+    entering = tuple(sorted(state.joiners))[: max(0, state.target - len(state.members))]
+    world = len(state.members) + len(entering)
+    if world < state.min_ranks:
+        return _wait_for_ranks(state, world, state.min_ranks)
+    return _form(state, state.members, entering, (), 0)
 
 
 def _form(

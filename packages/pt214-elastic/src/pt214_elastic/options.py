@@ -1,6 +1,6 @@
 """Options of a worker, and the only module that reads the environment.
 
-The launcher hands a worker its place through ``PT214_ELASTIC_*``: address, key and member id.
+The launcher hands a worker its place through ``PT214_ELASTIC_*``: address, key, member id, page.
 The key travels in the environment, never on a command line, which every user of a host can read.
 """
 
@@ -16,6 +16,7 @@ from pt214_elastic.errors import OptionError
 ADDRESS = "PT214_ELASTIC_ADDRESS"
 KEY = "PT214_ELASTIC_KEY"
 MEMBER = "PT214_ELASTIC_MEMBER"
+PROGRESS = "PT214_ELASTIC_PROGRESS"
 OPTION_NAMES = ("on_fault",)
 
 _explicit: dict[str, str] = {}
@@ -52,6 +53,7 @@ class Place:
     port: int
     key: bytes
     member: int
+    progress_path: str = ""  # the page it writes, see ``progress``; empty for none
 
     def to_env(self) -> dict[str, str]:
         """The variables from which :func:`read_place` makes this again."""
@@ -59,6 +61,7 @@ class Place:
             ADDRESS: f"{self.host}:{self.port}",
             KEY: self.key.hex(),
             MEMBER: str(self.member),
+            PROGRESS: self.progress_path,
         }
 
 
@@ -71,8 +74,9 @@ def read_place(env: Mapping[str, str] = os.environ) -> Place | None:
     if ADDRESS not in env:
         return None
     host, _, port = env[ADDRESS].rpartition(":")
+    page = env.get(PROGRESS, "")
     try:
-        return Place(host, int(port), bytes.fromhex(env[KEY]), int(env[MEMBER]))
+        return Place(host, int(port), bytes.fromhex(env[KEY]), int(env[MEMBER]), page)
     except (KeyError, ValueError) as error:
         raise OptionError(
             f"{ADDRESS}, {KEY} and {MEMBER} must be host:port, hex digits and a number,"

@@ -32,7 +32,6 @@ class Worker:
     pid: int  # also the id of its own session and process group
     pidfd: int | None
     poll: Callable[[], int | None]  # its return code, once it has ended
-    stopped_looks: int = 0
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker and all it started, if they still live."""

@@ -1,7 +1,10 @@
 """Forming the default process group anew in the same process: what differs between torch versions.
 
 torch 2.14 with gloo:  ``_reconfigure(uuid, handles)``; the group object stays the same
-before, or other backends:  destroy, then init under a store prefix of the epoch's own
+before, other backends, or where that fails:  destroy, then init under the epoch's own store prefix
+
+All members of an epoch must go the same way, so its record decides: a member that can't change its
+group in place gives an empty handle, and one empty handle sends everybody the long way.
 
 Every private name of torch that this package needs for it is used in this module alone.
 """
@@ -18,11 +21,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
+from pt214_elastic.errors import ReformFailed
 from pt214_elastic.records import Record
 
 log = logging.getLogger("pt214_elastic.reform")
 
 FORM_WITHIN = timedelta(seconds=60)
+COUNT = "_get_sequence_number_for_group"  # torch's stubs lack it
+TRIES_IN_PLACE = 2  # a peer's death may be heard of only after the error that it caused
 
 
 def supports_reconfigure(backend: str | None) -> bool:
@@ -51,11 +57,15 @@ class Group:
     ) -> None:
         self.in_place = supports_reconfigure(backend) if in_place is None else in_place
         self._store, self._backend, self._timeout = store, backend, timeout
+        self._failures = 0  # in a row, of forming in place, with nobody lost
         if dist.is_initialized():
             log.info("the default process group is replaced by a reconfigurable one")
             dist.destroy_process_group()
         if self.in_place:
-            self._init(store, member, member + 1, enable_reconfigure=True)
+            try:
+                self._init(store, member, member + 1, enable_reconfigure=True)
+            except Exception as error:  # private names of torch: anything may change
+                self._give_up(error)
 
     def _init(self, store: Store, rank: int, world_size: int, **more: Any) -> None:
         dist.init_process_group(
@@ -68,23 +78,49 @@ class Group:
         )
 
     def handle(self) -> str:
-        """What peers need of this process to form the next group."""
-        return _api("_get_reconfigure_handle")() if self.in_place else ""
+        """What peers need of this process to form the next group in place; empty if it can't."""
+        if not self.in_place:
+            return ""
+        try:
+            return str(_api("_get_reconfigure_handle")())
+        except Exception as error:
+            self._give_up(error)
+            return ""
+
+    def excuse(self) -> None:
+        """A rank was lost: that, not the way it was formed, explains the last failure."""
+        self._failures = 0
 
     def form(self, record: Record, rank: int) -> None:
         """Become the group of ``record``.
 
         Raises:
+            ReformFailed: it can't be done in place; a later record may be formed the long way.
             RuntimeError: a peer is lost or late; the group can be formed again for a later record.
         """
-        if self.in_place:
-            handles = [handle for _, handle in record.members]
-            reconfigure(record.uuid, handles)
+        handles = [handle for _, handle in record.members]
+        if self.in_place and all(handles):
+            self._form_in_place(record.uuid, handles)
             return
+        self.in_place = False  # some member can't, and a plain group can't be changed later
         if dist.is_initialized():
             dist.destroy_process_group()
         store = PrefixStore(f"epoch-{record.epoch}", self._store)
         self._init(store, rank, len(record.members))
+
+    def _form_in_place(self, uuid: int, handles: list[str]) -> None:
+        try:
+            reconfigure(uuid, handles)
+        except Exception as error:
+            self._failures += 1
+            if self._failures == TRIES_IN_PLACE:
+                self._give_up(error)
+            raise ReformFailed(f"the group can't be changed in place: {error!r}") from error
+        self._failures = 0
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning("groups are made anew from now on, not changed in place: %r", error)
+        self.in_place = False
 
 
 def reconfigure(uuid: int, handles: list[str]) -> None:
@@ -95,6 +131,18 @@ def reconfigure(uuid: int, handles: list[str]) -> None:
     world = distributed_c10d._world
     group = distributed_c10d._get_default_group()
     world.pg_group_ranks[group] = {rank: rank for rank in range(len(handles))}
+
+
+def posted() -> int:
+    """Operations that this rank has begun on the default group, in all; 0 where torch can't tell.
+
+    The backend counts them as a call enters it, so one that blocks is counted.
+    """
+    group = distributed_c10d.GroupMember.WORLD
+    try:
+        return 0 if group is None else int(getattr(group, COUNT)())
+    except (RuntimeError, AttributeError):  # no count is kept, or the group is being destroyed
+        return 0
 
 
 def _api(name: str) -> Any:

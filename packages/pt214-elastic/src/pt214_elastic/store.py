@@ -22,6 +22,9 @@ ANSWER_S = 60.0  # operations that never block: the coordinator only has to be s
 class CoordinatorStore(Store):
     """A store of one job; values are bytes, as in TCPStore.
 
+    Through a ``PrefixStore`` all but ``list_keys`` and the queues work: for those torch's C++ side
+    calls no Python store. A ``PrefixStore`` does not keep this object alive: its owner must.
+
     Raises:
         dist.DistStoreError: a ``wait`` or ``get`` timed out.
         StoreInterrupted: the epoch broke during a ``wait`` or ``get``.
@@ -30,7 +33,8 @@ class CoordinatorStore(Store):
     def __init__(self, client: Client, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__()
         self._client = client
-        self._timeout = timeout
+        # Kept by the C++ base: a PrefixStore around this one sets and reads it there.
+        self.set_timeout(timeout)
 
     def _call(
         self, verb: str, keys: Sequence[str], blob: bytes = b"", number: int = 0
@@ -56,9 +60,11 @@ class CoordinatorStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Block until all ``keys`` are there."""
-        limit = self._timeout if timeout is None else timeout
+        if timeout is None:
+            timeout = self.timeout  # type: ignore[attr-defined] # torch's stubs lack it
+            assert timeout is not None
         try:
-            self._client.call_store("wait", keys, limit.total_seconds())
+            self._client.call_store("wait", keys, timeout.total_seconds())
         except TimeoutError as error:
             raise dist.DistStoreError(str(error)) from None
 
@@ -106,15 +112,6 @@ class CoordinatorStore(Store):
         """All keys."""
         names = self._call("list", [])[1].decode()
         return names.split("\0") if names else []
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """How long a ``wait`` or ``get`` without a timeout may block."""
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long a ``wait`` or ``get`` without a timeout may block."""
-        return self._timeout
 
     def clone(self) -> CoordinatorStore:
         """This store: its channel is shared by all threads anyway."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 import pt214_elastic
 import torch
+import torch.distributed as dist
 from pt214_elastic.ddp import ElasticDDP
 from torch import nn
 
@@ -16,7 +18,8 @@ STEPS = int(os.environ["STEPS"])
 # [[step, member, phase, what], ...]; phase: forward, vote, after; what: a signal or "error"
 FAULTS = json.loads(os.environ["FAULTS"])
 WAIT_AFTER = set(json.loads(os.environ["WAIT_AFTER"]))
-BOMB = int(os.environ["BOMB"])  # this member dies while the step of others is rolled back
+MIN_RANKS = int(os.environ["MIN_RANKS"])
+BOMB = int(os.environ.get("BOMB", "-1"))  # this member dies while the step of others is rolled back
 
 
 class Bomb:
@@ -68,8 +71,31 @@ def train(until: int) -> None:
                 el.wait_for_world(4, 60)
 
 
+def make_torch_old() -> None:
+    """As before 2.14: nothing can be reconfigured."""
+    for name in ("_reconfigure", "_get_reconfigure_handle"):
+        if hasattr(dist, name):
+            delattr(dist, name)
+
+
+def make_reconfigure_fail() -> None:
+    """On member 1, in each epoch but the first: only there, so that ranks could disagree."""
+    real = vars(dist)["_reconfigure"]
+
+    def failing(uuid: int, **kwargs: Any) -> Any:
+        if uuid > 1 and el.member_id == 1:
+            raise TypeError("a later torch calls this otherwise")
+        return real(uuid=uuid, **kwargs)
+
+    vars(dist)["_reconfigure"] = failing
+
+
+if os.environ.get("TORCH") == "old":
+    make_torch_old()
+if os.environ.get("TORCH") == "failing":
+    make_reconfigure_fail()
 torch.manual_seed(int(os.environ["RANK"]))  # ranks start apart; rank 0's model must win
-el = pt214_elastic.init(min_ranks=1, on_fault="rejoin")
+el = pt214_elastic.init(min_ranks=MIN_RANKS, on_fault="rejoin")
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
 bomb = Bomb()
@@ -83,6 +109,8 @@ data = el.loader([(inputs[i], targets[i]) for i in range(50)], global_batch=10, 
 train(STEPS)
 values = [p.detach().reshape(-1).tolist() for p in model.parameters()]
 el.emit("final", values=values, digest=digest(), rank=el.rank, world=el.world_size)
+if "SABOTEURS" not in os.environ:
+    sys.exit()
 
 # Saboteurs: each must be seen by the checks that the run above has passed.
 real_sum = ElasticDDP._sum
@@ -100,7 +128,7 @@ el.emit("no_all_reduce", digest=digest())
 ElasticDDP._sum = real_sum  # type: ignore[method-assign]
 pt214_elastic.set_option("on_fault", "shrink")  # a replacement would train from the top
 if el.rank == 1:
-    el._committed += 1
+    el.seat.committed += 1
 try:
     train(STEPS + 5)
 except pt214_elastic.LoopError as error:

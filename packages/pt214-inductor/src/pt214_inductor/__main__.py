@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pt214_inductor.explain import explain
+from pt214_inductor.compare import explain
 
 
 def main(argv: list[str] | None = None) -> int:

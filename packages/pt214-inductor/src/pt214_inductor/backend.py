@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pt214_inductor import compat, scope, tracing
+from pt214_inductor import compat, layout, scope, tracing
 from pt214_inductor.errors import StrictError
 from pt214_inductor.options import Options, split
 
@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Backend:
-    """Callable as Dynamo calls backends; ``context_for`` is read by ``tracing``."""
+    """Callable as Dynamo calls backends."""
 
     __name__ = "pt214"
+    one_compile = True  # ``tracing`` holds its settings for backends that say so
 
     def __call__(
         self,
@@ -51,20 +52,16 @@ class Backend:
             RuntimeError: stock's, for an unknown mode or option.
         """
         ours, theirs = split(options)
-        settings = compat.stock_config(mode, theirs)
+        asked = compat.stock_config(mode, theirs)
         try:
-            patches = scope.assemble(ours, settings)
+            patches = scope.assemble(ours, asked)
         except Exception as error:
             if ours.strict:
                 raise StrictError(f"setting up failed: {error!r} (pt214.strict is on)") from error
             log.warning("setting up failed, stock inductor serves this graph: %r", error)
-            return compat.stock_compile_fx(gm, example_inputs, settings)
+            return compat.stock_compile_fx(gm, example_inputs, asked)
         with scope.active(patches):
             return compat.stock_compile_fx(gm, example_inputs, patches, _inner(ours, patches))
-
-    def context_for(self, wrapper: Any) -> Callable[[], tracing.Scope]:
-        """The context that Dynamo enters around each call of one compiled function."""
-        return tracing.context_for(wrapper)
 
     def reset(self) -> None:
         """Called by ``torch._dynamo.reset()``."""
@@ -76,18 +73,22 @@ def _inner(options: Options, patches: dict[str, Any]) -> Callable[..., Any]:
     stock = compat.stock_inner_compile()
     shapes = tracing.shape_settings()
 
+    def found(gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> dict[str, bool]:
+        """What the graph itself asks for; a setting that the user made goes over it."""
+        return layout.settings(gm, inference=bool(kwargs.get("is_inference")))
+
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         from torch.fx.experimental import _config as shape_config
 
         spare = compat.copy_graph(gm)
         with shape_config.patch(shapes):  # type: ignore[attr-defined]
             try:
-                with scope.active(patches):
+                with scope.active({**found(gm, kwargs), **patches}):
                     return stock(gm, inputs, **kwargs)
             except StrictError:
                 raise
             except Exception as error:
-                with scope.stock():
+                with scope.stock(patches):
                     served = stock(spare, inputs, **kwargs)
                 if options.strict:  # stock compiles it, so the fault is ours
                     raise StrictError(

@@ -13,6 +13,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
+# H200, bf16, torch 2.11, softmax: 32768x4096 310 -> 142 us, 8192x8192 157 -> 68 us.
 MAX_PERSISTENT_ROW = 8192  # elements
 
 

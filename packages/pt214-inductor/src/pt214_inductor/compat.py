@@ -70,6 +70,19 @@ def inductor_setting(name: str) -> Any:
     return getattr(config, name)
 
 
+@contextmanager
+def no_caches() -> Iterator[None]:
+    """Compile anew inside the block; ``force_disable_caches`` would warn, so not that."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    with (
+        inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        functorch.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
 def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A second graph over the same parameters: inductor takes ownership of the one it is given."""
     graph = torch.fx.Graph()

@@ -17,11 +17,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from pt214_inductor import compat
+from pt214_inductor import compat, layout
 from pt214_inductor.options import Options
 
-SOURCES = ("choices.py", "policy/affine.py", "passes/hoist_affine.py", "passes/set.py",
-           "ops/materialise.py")  # fmt: skip
+SOURCES = (
+    "backend.py", "choices.py", "compat.py", "layout.py", "policy/affine.py", "policy/layout.py",
+    "passes/hoist_affine.py", "passes/set.py", "ops/materialise.py",
+)  # fmt: skip
+
+PASSES = "post_grad_custom_pre_pass"
 
 
 @cache
@@ -41,9 +45,11 @@ def assemble(options: Options, theirs: dict[str, Any]) -> dict[str, Any]:
     from pt214_inductor.passes.set import PassSet
 
     register_lowering()
-    name = "post_grad_custom_pre_pass"
-    before = theirs.get(name, compat.inductor_setting(name))
-    ours: dict[str, Any] = {name: PassSet(before, options, fingerprint())}
+    before = theirs.get(PASSES, compat.inductor_setting(PASSES))
+    # The layout setting is found inside, where the outermost cache key was taken already: whether
+    # the user fixed it must be in that key.
+    key = f"{fingerprint()} layout={theirs.get(layout.SETTING, 'found')}"
+    ours: dict[str, Any] = {PASSES: PassSet(before, options, key)}
     if not theirs.get("inductor_choices_class", compat.inductor_setting("inductor_choices_class")):
         ours["inductor_choices_class"] = Choices  # the user's own class is left in charge
     return {**theirs, **ours}
@@ -60,10 +66,14 @@ def active(patches: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def stock() -> Iterator[None]:
-    """Hold what a stock compile would see, inside of a compile of ours."""
+def stock(patches: dict[str, Any]) -> Iterator[None]:
+    """Hold what a stock compile would see, inside of a compile of ours: the user's own settings."""
     from torch._inductor.choices import InductorChoices
 
-    off = {"post_grad_custom_pre_pass": None, "inductor_choices_class": None}
-    with compat.inductor_patch(off), compat.choices_handler(InductorChoices):
+    from pt214_inductor.choices import Choices
+
+    factory = patches.get("inductor_choices_class")
+    theirs = None if factory is Choices else factory
+    off = {PASSES: patches[PASSES].given, "inductor_choices_class": theirs}
+    with compat.inductor_patch(off), compat.choices_handler(theirs or InductorChoices):
         yield

@@ -25,6 +25,7 @@ class PassSet(CustomGraphPass):
     """The user's own passes first, then ours."""
 
     def __init__(self, before: Any, options: Options, fingerprint: str) -> None:
+        self.given = before  # as the user set it, for a stock compile
         self.before: list[Callable[[Graph], None]] = (
             list(before) if isinstance(before, (list, tuple)) else [before] if before else []
         )

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-# One more launch has to be hidden in the big loop. An H200 moves a bf16 element in about 1 ns per
-# 1,000; below this many elements the whole loop is shorter than a launch.
+# H200, bf16, torch 2.11, BatchNorm + GELU as CUDA graphs: 524,288 elements 5.0 -> 5.7 us (a loss),
+# 2,986,368 elements 16.3 -> 14.3 us, 33,554,432 elements in channels_last 81.7 -> 59.9 us.
 MIN_ELEMENTS = 1 << 20
 MIN_ELEMENTS_CPU = 1 << 12  # a CPU pays a function call inside the same process: not tuned yet
 MIN_REUSE = 64  # elements for each coefficient; not tuned yet

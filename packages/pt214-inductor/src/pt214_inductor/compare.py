@@ -6,7 +6,6 @@ are the ones this call produced.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pt214_inductor import compat
 from pt214_inductor.counting import Counts, count
 from pt214_inductor.record import Decision, listening
 
@@ -30,7 +30,8 @@ class Comparison:
     def __str__(self) -> str:
         rows = [f"{'':10}{'graphs':>8}{'kernels':>9}{'loops':>7}{'launches':>10}{'extern':>8}"]
         for name, c in (("stock", self.stock), ("pt214", self.ours)):
-            rows.append(f"{name:10}{c.graphs:8}{c.kernels:9}{c.loops:7}{c.launches:10}{c.extern:8}")
+            cells = f"{c.graphs:8}{c.kernels:9}{c.loops:7}{c.launches:10}{c.extern:8}"
+            rows.append(f"{name:10}{cells}")
         rows.append(f"largest difference of the results: {self.difference:.3g}")
         rows += [f"{d.where}: {d.pass_name} {d.what} ({d.detail})" for d in self.decisions]
         return "\n".join(rows if self.decisions else [*rows, "no pass found a place to change"])
@@ -61,16 +62,8 @@ def explain(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> 
 def _compiled(
     backend: str, fn: Callable[..., Any], args: tuple[Any, ...], dynamic: bool | None
 ) -> tuple[Counts, Any, list[Decision]]:
-    from torch._inductor import config
-
     torch._dynamo.reset()
-    with (
-        listening() as decisions,
-        _sources() as sources,
-        config.patch(force_disable_caches=True),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")  # that is what is wanted
+    with listening() as decisions, generated_sources() as sources, compat.no_caches():
         result = torch.compile(fn, backend=_resolve(backend), dynamic=dynamic)(*args)
     torch._dynamo.reset()
     return count(sources), result, decisions
@@ -85,7 +78,7 @@ def _resolve(backend: str) -> Any:
 
 
 @contextmanager
-def _sources() -> Iterator[list[str]]:
+def generated_sources() -> Iterator[list[str]]:
     """Every wrapper that inductor writes inside the block."""
     from torch._inductor.graph import GraphLowering
 
