@@ -58,6 +58,13 @@ def test_staging_never_holds_more_than_the_budget(tmp_path: Path) -> None:
     assert [loaded(tmp_path / str(at)) for at in range(3)] == [{0.0}, {1.0}, {2.0}]
 
 
+def test_a_smaller_budget_gives_back_what_a_larger_one_held(tmp_path: Path) -> None:
+    pt214_dcp.async_save(state(1.0, 96), tmp_path).wait()
+    pt214_dcp.async_save(state(2.0, 96), tmp_path, staging_bytes=64 * MIB).wait()
+    assert sum(slot.size_bytes for slot in ARENA._free) <= 64 * MIB
+    assert loaded(tmp_path, 96) == {2.0}
+
+
 @pytest.mark.parametrize("number", [0, LEAST_BYTES - 1, 1e9])
 def test_a_budget_that_is_too_small_is_refused(tmp_path: Path, number: Any) -> None:
     with pytest.raises(pt214_dcp.OptionError, match=r"staging_bytes is .* at least 4194304"):

@@ -94,8 +94,8 @@ class Arena:
         with self._changed:
             self._after_fork()
             size = slot_bytes(budget_bytes)
-            if size != self._slot_bytes:
-                self._start_again(size)
+            if size != self._slot_bytes or self._slots * size > budget_bytes:
+                self._start_again(size)  # an earlier save was allowed more
             missing = min(windows, budget_bytes // size) - self._slots
             if missing > 0:
                 segment = Segment(missing * size)
