@@ -32,7 +32,6 @@ from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base, link_used
 from pt214_dcp.layout import Held, whole_box
 from pt214_dcp.manifest import Manifest, Own, data_name, manifest_name, pack_manifest
-from pt214_dcp.options import SaveOptions
 from pt214_dcp.plan import plan
 from pt214_dcp.root import RankRecord, TableRecord
 from pt214_dcp.structure import Structure
@@ -137,9 +136,7 @@ def _plan(
     return file_plan([*table.keys, *own_keys], [*table.tensors, *own], parts)
 
 
-def write_rank(
-    folder: Path, rank_files: RankFiles, feed: Feed, options: SaveOptions, handle: SaveHandle
-) -> Report:
+def write_rank(folder: Path, rank_files: RankFiles, feed: Feed, handle: SaveHandle) -> Report:
     """Write and make durable what a rank has; ``folder`` is the generation's.
 
     Raises:

@@ -179,7 +179,7 @@ class _Save:
     def _write_and_commit(self) -> int | None:
         try:
             folder = self.path / self.generation
-            report = write_rank(folder, self.rank_files, self.feed, self.options, self.handle)
+            report = write_rank(folder, self.rank_files, self.feed, self.handle)
             if self.ballot is None:
                 return self._commit({0: report})
             reports = self.ballot.report(report.pack())

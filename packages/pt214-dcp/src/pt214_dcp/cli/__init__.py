@@ -1,0 +1,1 @@
+"""One module a command; ``__main__`` finds them in ``COMMANDS``."""

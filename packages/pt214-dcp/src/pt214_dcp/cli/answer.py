@@ -1,0 +1,65 @@
+"""What a command answers, and how it is shown: lines for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pt214_dcp.progress import Told, meter
+
+
+class Status(enum.IntEnum):
+    """Exit status."""
+
+    WELL = 0
+    FOUND = 1  # damage, differences, or no checkpoint
+    USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command found.
+
+    Attributes:
+        facts: for ``--json``.
+        lines: for people.
+        status: exit status.
+    """
+
+    facts: dict[str, Any]
+    lines: list[str] = field(default_factory=list)
+    status: Status = Status.WELL
+
+
+class Command(NamedTuple):
+    """A command's words and what it does."""
+
+    help: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Answer]
+
+
+def path_argument(parser: argparse.ArgumentParser, name: str = "path", about: str = "") -> None:
+    """A positional path."""
+    parser.add_argument(name, type=Path, help=about or "folder of a checkpoint")
+
+
+def shown(arguments: argparse.Namespace, title: str) -> Any:
+    """A meter on stderr if somebody looks at it."""
+    wanted: bool | Told = sys.stderr.isatty() and not arguments.json
+    return meter(wanted, title)
+
+
+def size_of(count: int) -> str:
+    """Bytes in words."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("the last unit returns")
