@@ -170,7 +170,7 @@ def oracle() -> Judge:
             or function.has_composite_explicit_autograd_kernel
             or function.has_composite_explicit_autograd_non_functional_kernel
         )
-        return Runs.COMPOSITE if composite and not delegate else Runs.NONE
+        return Runs.COMPOSITE if composite else Runs.NONE
 
     return judge
 
