@@ -67,7 +67,7 @@ def test_a_smaller_budget_gives_back_what_a_larger_one_held(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [0, LEAST_BYTES - 1, 1e9])
 def test_a_budget_that_is_too_small_is_refused(tmp_path: Path, number: Any) -> None:
-    with pytest.raises(pt214_dcp.OptionError, match=r"staging_bytes is .* at least 4194304"):
+    with pytest.raises(pt214_dcp.BadOption, match=r"staging_bytes is .* at least 4194304"):
         pt214_dcp.async_save(state(1.0), tmp_path, staging_bytes=number)
 
 
@@ -179,10 +179,10 @@ def test_a_change_outside_step_fails_the_save(
 
 
 def test_what_has_no_hook_is_refused_as_overlap(tmp_path: Path) -> None:
-    with pytest.raises(pt214_dcp.OptionError, match="overlap holds a Linear"):
+    with pytest.raises(pt214_dcp.BadOption, match="overlap holds a Linear"):
         pt214_dcp.async_save({}, tmp_path, overlap=[torch.nn.Linear(1, 1)])  # type: ignore[list-item]
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], capturable=True)
-    with pytest.raises(pt214_dcp.OptionError, match="capturable"):
+    with pytest.raises(pt214_dcp.BadOption, match="capturable"):
         pt214_dcp.async_save({}, tmp_path, overlap=optimizer)
 
 

@@ -4,13 +4,13 @@ from pt214_dcp.api import async_save, load, load_state_dict, prepare, save, save
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.errors import (
     AlreadyThere,
+    BadOption,
     BadPath,
     CheckpointError,
     ChunkCorrupt,
     LoadFailed,
     NotACheckpoint,
     NotData,
-    OptionError,
     RanksDiffer,
     SaveCancelled,
     SaveFailed,
@@ -23,6 +23,7 @@ from pt214_dcp.verifier import verify
 
 __all__ = [
     "AlreadyThere",
+    "BadOption",
     "BadPath",
     "CheckpointError",
     "Checkpointer",
@@ -31,7 +32,6 @@ __all__ = [
     "LoadReport",
     "NotACheckpoint",
     "NotData",
-    "OptionError",
     "PerRank",
     "RanksDiffer",
     "Resize",

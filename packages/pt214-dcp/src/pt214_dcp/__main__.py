@@ -15,7 +15,7 @@ from pt214_dcp.cli.bench import BENCH
 from pt214_dcp.cli.compare import DIFF, VERIFY
 from pt214_dcp.cli.look import CAT, INFO, LS
 from pt214_dcp.cli.tidy import COMPACT, PRUNE, REPAIR, RESHARD
-from pt214_dcp.errors import CheckpointError, OptionError
+from pt214_dcp.errors import BadOption, CheckpointError
 
 COMMANDS: dict[str, Command] = {
     "ls": LS, "info": INFO, "verify": VERIFY, "diff": DIFF, "cat": CAT, "reshard": RESHARD,
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = COMMANDS[arguments.command].run(arguments)
     except (CheckpointError, OSError) as error:
-        status = Status.USAGE if isinstance(error, OptionError) else Status.FOUND
+        status = Status.USAGE if isinstance(error, BadOption) else Status.FOUND
         if arguments.json:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         else:

@@ -114,7 +114,7 @@ def async_save(
         NotData: a value is not data; the message has its key's path.
         BadPath: ``path`` can't be a folder.
         AlreadyThere: ``overwrite`` is False, and a checkpoint lies there.
-        OptionError: an argument has a value that it can't have.
+        BadOption: an argument has a value that it can't have.
         RanksDiffer: ranks hold unequal state; the message names ranks and keys.
         SaveFailed: a rank failed or was lost.
     """

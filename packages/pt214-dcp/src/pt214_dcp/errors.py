@@ -12,7 +12,7 @@ class CheckpointError(Exception):
     """Base of every error that pt214_dcp raises on purpose."""
 
 
-class OptionError(CheckpointError, ValueError):
+class BadOption(CheckpointError, ValueError):
     """An argument has a value that it can't have."""
 
 

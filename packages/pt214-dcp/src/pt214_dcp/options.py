@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pt214_dcp.arena import LEAST_BYTES, available_bytes
-from pt214_dcp.errors import OptionError
+from pt214_dcp.errors import BadOption
 
 TIMEOUT_S = 600.0  # for ranks that never report; as torch's own collectives on the CPU, rounded
 Progress = Callable[[int, int], None]
@@ -42,13 +42,13 @@ def save_options(**chosen: Any) -> SaveOptions:
     """Check what a caller chose.
 
     Raises:
-        OptionError: a value that can't be; the message names the argument.
+        BadOption: a value that can't be; the message names the argument.
     """
     timeout_s, staging = chosen.get("timeout_s", TIMEOUT_S), chosen.get("staging_bytes")
     if not timeout_s > 0:
-        raise OptionError(f"timeout_s is {timeout_s!r}; it must be above 0 seconds")
+        raise BadOption(f"timeout_s is {timeout_s!r}; it must be above 0 seconds")
     if staging is not None and (type(staging) is not int or staging < LEAST_BYTES):
-        raise OptionError(
+        raise BadOption(
             f"staging_bytes is {staging!r}; it must be a whole number of at least {LEAST_BYTES}, "
             "or None for half of the free memory"
         )
@@ -57,12 +57,12 @@ def save_options(**chosen: Any) -> SaveOptions:
         overlap = (overlap,)
     for optimizer in overlap:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise OptionError(
+            raise BadOption(
                 f"overlap holds a {type(optimizer).__name__}; only a torch.optim.Optimizer has the "
                 "hook before step that keeps a copy whole: leave others out"
             )
         if any(group.get("capturable") for group in optimizer.param_groups):
-            raise OptionError(
+            raise BadOption(
                 "overlap holds a capturable optimizer; replayed from a CUDA graph it runs no hook, "
                 "so leave it out"
             )

@@ -20,7 +20,7 @@ from pt214_dcp.blocks import Known, Written
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.data_files import DataFiles
 from pt214_dcp.engine import ThreadWriter
-from pt214_dcp.errors import CheckpointError, OptionError
+from pt214_dcp.errors import BadOption, CheckpointError
 from pt214_dcp.file_plan import FilePlan, file_plan
 from pt214_dcp.find import Finder
 from pt214_dcp.handle import SaveHandle
@@ -56,11 +56,11 @@ def rewrite(
         progress: called with bytes written and bytes in all.
 
     Raises:
-        OptionError: ``ranks`` is not above 0.
+        BadOption: ``ranks`` is not above 0.
         CheckpointError: key groups or ``PerRank`` values can't be dealt to another number of ranks.
     """
     if ranks is not None and ranks < 1:
-        raise OptionError(f"ranks is {ranks}; it must be 1 or more")
+        raise BadOption(f"ranks is {ranks}; it must be 1 or more")
     checkpoint = open_checkpoint(source)
     jobs = list(
         _as_it_was(checkpoint, hashes) if ranks is None else _resharded(checkpoint, ranks, hashes)

@@ -16,7 +16,7 @@ import torch
 from pt214_dcp.api import async_save, load, prepare, save
 from pt214_dcp.arena import memory
 from pt214_dcp.cli.answer import Answer, Command, shown
-from pt214_dcp.errors import OptionError
+from pt214_dcp.errors import BadOption
 
 _PIECE = 16 << 20
 
@@ -24,7 +24,7 @@ _PIECE = 16 << 20
 def run_bench(arguments: argparse.Namespace) -> Answer:
     """Raw writes and reads in turns with save, async_save and load."""
     if arguments.mib < 16 or arguments.rounds < 1:
-        raise OptionError(
+        raise BadOption(
             f"--mib is {arguments.mib} and --rounds {arguments.rounds}; at least 16 and 1"
         )
     count = arguments.mib * (1 << 20) // _PIECE

@@ -9,7 +9,7 @@ from typing import Any
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.cli.answer import Answer, Command, path_argument, size_of
-from pt214_dcp.errors import OptionError
+from pt214_dcp.errors import BadOption
 from pt214_dcp.layout import Box
 from pt214_dcp.reader import read_tensor
 from pt214_dcp.table import TensorRecord
@@ -71,14 +71,14 @@ def cat(arguments: argparse.Namespace) -> Answer:
     if record is None:
         near = [key for key in (*checkpoint.tensors, *values) if arguments.key in key][:5]
         hint = f"; perhaps {', '.join(near)}" if near else "; ls lists them"
-        raise OptionError(f"key is {arguments.key!r}; the checkpoint has none of that name{hint}")
+        raise BadOption(f"key is {arguments.key!r}; the checkpoint has none of that name{hint}")
     box = _box(arguments.slice, record) if arguments.slice else None
     size = box.size if box else record.shape
     count = 1
     for n in size:
         count *= n
     if count > _SHOWN and not arguments.slice and not arguments.json:
-        raise OptionError(f"{arguments.key} has {count} elements; choose with --slice 0:3,:")
+        raise BadOption(f"{arguments.key} has {count} elements; choose with --slice 0:3,:")
     tensor = read_tensor(checkpoint, arguments.key, box)
     facts = {
         "key": arguments.key, "dtype": _kind(record), "shape": list(record.shape),
@@ -93,20 +93,20 @@ def _box(text: str, record: TensorRecord) -> Box:
     """The part that ``0:3,:`` names."""
     parts = text.split(",")
     if len(parts) > len(record.shape):
-        raise OptionError(f"--slice {text} has {len(parts)} dims; the tensor has {record.shape}")
+        raise BadOption(f"--slice {text} has {len(parts)} dims; the tensor has {record.shape}")
     parts += [":"] * (len(record.shape) - len(parts))
     start, size = [], []
     for part, whole in zip(parts, record.shape, strict=True):
         match = re.fullmatch(r"(-?\d*)(:?)(-?\d*)", part.strip())
         if match is None or not part.strip():
-            raise OptionError(f"--slice {text}: {part!r} is no index or range such as 3 or 0:3")
+            raise BadOption(f"--slice {text}: {part!r} is no index or range such as 3 or 0:3")
         low, colon, high = match.groups()
         chosen = slice(int(low) if low else None, int(high) if high else None)
         if not colon:
             chosen = slice(int(low), int(low) + 1 or None)
         begin, end, _ = chosen.indices(whole)
         if begin >= end:
-            raise OptionError(f"--slice {text}: {part!r} holds nothing of {whole}")
+            raise BadOption(f"--slice {text}: {part!r} holds nothing of {whole}")
         start.append(begin)
         size.append(end - begin)
     return Box(tuple(start), tuple(size))

@@ -8,7 +8,7 @@ import shutil
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.cli.answer import Answer, Command, path_argument, shown, size_of
-from pt214_dcp.errors import OptionError
+from pt214_dcp.errors import BadOption
 from pt214_dcp.repair import QUIET_S, repair
 from pt214_dcp.rewrite import rewrite
 
@@ -16,7 +16,7 @@ from pt214_dcp.rewrite import rewrite
 def run_prune(arguments: argparse.Namespace) -> Answer:
     """Remove steps beyond the newest ones."""
     if arguments.keep < 1:
-        raise OptionError(f"--keep is {arguments.keep}; it must be 1 or more")
+        raise BadOption(f"--keep is {arguments.keep}; it must be 1 or more")
     checkpoints = Checkpointer(arguments.path)
     steps = checkpoints.steps()
     kept = set(steps[-arguments.keep :])
