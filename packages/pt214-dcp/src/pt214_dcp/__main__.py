@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 from pt214_dcp.cli.answer import Command, Status
 from pt214_dcp.cli.bench import BENCH
+from pt214_dcp.cli.change import CONVERT
 from pt214_dcp.cli.compare import DIFF, VERIFY
 from pt214_dcp.cli.look import CAT, INFO, LS
 from pt214_dcp.cli.tidy import COMPACT, PRUNE, REPAIR, RESHARD
 from pt214_dcp.errors import BadOption, CheckpointError
 
 COMMANDS: dict[str, Command] = {
-    "ls": LS, "info": INFO, "verify": VERIFY, "diff": DIFF, "cat": CAT, "reshard": RESHARD,
+    "ls": LS, "info": INFO, "verify": VERIFY, "diff": DIFF, "cat": CAT, "convert": CONVERT,
+    "reshard": RESHARD,
     "prune": PRUNE, "compact": COMPACT, "repair": REPAIR, "bench": BENCH,
 }  # fmt: skip
 

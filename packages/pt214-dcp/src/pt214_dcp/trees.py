@@ -63,7 +63,8 @@ def values_of(tree: Json, path: str = "") -> dict[str, str]:
         found: dict[str, str] = {}
         for key, item in children(tree):
             found |= values_of(item, join(path, key))
-        return found or {path: repr(tree)}
+        empty = not any(True for _ in children(tree))
+        return {path: repr(tree)} if empty and path else found
     return {path: repr(decode_scalar(tree))}
 
 

@@ -1,0 +1,1 @@
+"""Other people's checkpoints: through torch's own interface, and converted."""

@@ -1,0 +1,145 @@
+"""From one format to another: ours, stock torch.distributed.checkpoint, safetensors, torch.save.
+
+What a source is, is seen from what lies there. What the target can't hold is refused by its key.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pt214_dcp.api import save
+from pt214_dcp.checkpoint import open_checkpoint
+from pt214_dcp.errors import BadOption, BadPath, CheckpointError, NotACheckpoint, NotData
+from pt214_dcp.interop.distcp import is_stock, read_distcp
+from pt214_dcp.interop.huggingface import (
+    is_safetensors,
+    read_files,
+    write_folder,
+    write_tensors,
+)
+from pt214_dcp.reader import build
+from pt214_dcp.root import COMMIT
+
+Progress = Callable[[int, int], None]
+
+
+class Kind(enum.Enum):
+    """Formats."""
+
+    PT214 = "pt214"
+    STOCK = "stock"
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+
+
+def kind_of(path: Path) -> Kind:
+    """What lies at ``path``.
+
+    Raises:
+        NotACheckpoint: nothing that is known.
+    """
+    if (path / COMMIT).is_file():
+        return Kind.PT214
+    if is_stock(path):
+        return Kind.STOCK
+    if is_safetensors(path):
+        return Kind.SAFETENSORS
+    if path.is_file():
+        return Kind.TORCH
+    raise NotACheckpoint(
+        f"{path}: neither {COMMIT} nor .metadata nor .safetensors lies here, and it is no file"
+    )
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str | Kind = Kind.PT214,
+    progress: Progress | None = None,
+) -> None:
+    """Read ``source``, whatever it is, and write ``target``.
+
+    The whole state is in memory, except from pt214 to safetensors, which goes file by file.
+
+    Args:
+        source: a checkpoint of ours, a stock one, a safetensors file or folder, a torch.save file.
+        target: where to write; nothing may lie there, unless it is a checkpoint of ours, which is
+            replaced at the very end.
+        to: "pt214", "stock", "safetensors" or "torch".
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        BadOption: ``to`` is none of these.
+        NotACheckpoint: ``source`` is nothing that is known.
+        NotData: the target can't hold a value; the message has its key.
+        BadPath: something lies at ``target``.
+    """
+    try:
+        kind = Kind(to)
+    except ValueError:
+        allowed = ", ".join(repr(each.value) for each in Kind)
+        raise BadOption(f"to is {to!r}; it must be one of {allowed}") from None
+    before, after = Path(source).absolute(), Path(target).absolute()
+    found = kind_of(before)
+    if kind is not Kind.PT214 and after.exists() and (after.is_file() or any(after.iterdir())):
+        raise BadPath(f"{after}: something lies here; choose another path")
+    if (found, kind) == (Kind.PT214, Kind.SAFETENSORS):
+        write_folder(open_checkpoint(before), after, told=progress)
+        return
+    _write(_read(before, found), after, kind, progress)
+
+
+def _read(path: Path, kind: Kind) -> Any:
+    if kind is Kind.PT214:
+        checkpoint = open_checkpoint(path)
+        if len(checkpoint.commit.tables) > 1:
+            raise CheckpointError(f"{path}: several key groups; load each in a job of its own")
+        return build(checkpoint)
+    if kind is Kind.STOCK:
+        return read_distcp(path)
+    if kind is Kind.SAFETENSORS:
+        return dict(read_files(path))
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for what is no file of its own
+        raise NotACheckpoint(
+            f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _write(state: Any, path: Path, kind: Kind, progress: Progress | None) -> None:
+    if kind is Kind.PT214:
+        save(state, path, alone=True, progress=progress or False)
+    elif kind is Kind.TORCH:
+        part = path.with_name(path.name + ".part")
+        torch.save(state, part)
+        os.replace(part, path)
+    elif kind is Kind.STOCK:
+        from torch.distributed.checkpoint.state_dict_saver import save as stock_save
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process, as is meant
+            stock_save(state, checkpoint_id=path, no_dist=True)
+    else:
+        write_tensors(dict(_flat(state)), path)
+
+
+def _flat(state: Any, name: str = "") -> Any:
+    """Name and tensor of each leaf of nested dicts and lists."""
+    pairs = state.items() if isinstance(state, dict) else enumerate(state)
+    for key, value in pairs:
+        below = f"{name}.{key}" if name else str(key)
+        if isinstance(value, torch.Tensor):
+            yield below, value.contiguous().clone()
+        elif isinstance(value, dict | list):
+            yield from _flat(value, below)
+        else:
+            raise NotData(f"{below}: a {type(value).__name__}; safetensors holds tensors only")

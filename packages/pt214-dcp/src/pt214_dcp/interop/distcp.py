@@ -1,0 +1,155 @@
+"""Checkpoints of ``torch.distributed.checkpoint`` itself, read without trusting them.
+
+    folder/.metadata        a pickle: what each file holds
+    folder/__0_0.distcp     one ``torch.save`` after the other
+
+``.metadata`` is unpickled with an exact list of the classes that stock writes into it: a name that
+is not on the list ends the load before anything is called. Tensors are read by torch's own loader
+for weights only.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint, NotData
+
+METADATA = ".metadata"
+_METADATA = "torch.distributed.checkpoint.metadata"
+# Exactly what stock writes; prefixes would let in whatever a module happens to hold.
+_ALLOWED = {
+    *(
+        (_METADATA, name)
+        for name in (
+            "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib", "_local.PosixPath"),
+}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint")
+
+
+def is_stock(path: Path) -> bool:
+    """Whether ``path`` holds a checkpoint of stock torch."""
+    return (path / METADATA).is_file()
+
+
+def read_distcp(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The nested state dict of a stock checkpoint, whole, on the CPU.
+
+    Raises:
+        NotACheckpoint: there is no ``.metadata``.
+        ChunkCorrupt: it is damaged, or holds what does not belong there.
+        NotData: a value that only a full unpickler could read; the message has its key.
+    """
+    folder = Path(path).absolute()
+    metadata = _read_metadata(folder)
+    found: dict[str, Any] = {}
+    paths = metadata.planner_data or {}
+    for name, kind in metadata.state_dict_metadata.items():
+        where = tuple(paths.get(name, (name,)))
+        if type(kind).__name__ == "BytesStorageMetadata":
+            value = _read_value(folder, metadata, name)
+        else:
+            value = _read_tensor(folder, metadata, name, kind)
+        _put(found, where, value)
+    return found
+
+
+def _read_metadata(folder: Path) -> Any:
+    try:
+        data = (folder / METADATA).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotACheckpoint(f"{folder}: no {METADATA}, so no stock checkpoint") from error
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:  # an unpickler may raise anything on damaged bytes
+        raise ChunkCorrupt(f"{folder / METADATA}: {error}") from error
+    if type(metadata).__name__ != "Metadata" or not isinstance(metadata.storage_data, dict):
+        raise ChunkCorrupt(f"{folder / METADATA}: holds no Metadata")
+    return metadata
+
+
+def _read_tensor(folder: Path, metadata: Any, name: str, kind: Any) -> torch.Tensor:
+    tensor = torch.empty(kind.size, dtype=kind.properties.dtype)
+    covered = 0
+    for chunk in kind.chunks:
+        part = _read_item(folder, metadata, name, chunk.offsets)
+        place = tuple(slice(a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        if not isinstance(part, torch.Tensor) or part.shape != tensor[place].shape:
+            raise ChunkCorrupt(f"{folder}: {name}: the chunk at {chunk.offsets} has another shape")
+        tensor[place] = part
+        covered += part.numel()
+    if covered != tensor.numel():
+        raise ChunkCorrupt(f"{folder}: {name}: chunks hold {covered} of {tensor.numel()} elements")
+    return tensor
+
+
+def _read_value(folder: Path, metadata: Any, name: str) -> Any:
+    return _read_item(folder, metadata, name, None)
+
+
+def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    info = metadata.storage_data.get(MetadataIndex(name, offset))
+    if info is None:
+        raise ChunkCorrupt(f"{folder}: {name}: no file holds the part at {offset}")
+    file = str(info.relative_path)
+    if Path(file).name != file or info.transform_descriptors:
+        raise ChunkCorrupt(f"{folder}: {name}: file {file!r} is outside, or transformed")
+    try:
+        with open(folder / file, "rb") as stream:
+            stream.seek(info.offset)
+            data = stream.read(info.length)
+    except OSError as error:
+        raise ChunkCorrupt(f"{folder / file}: {error.strerror}") from error
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise NotData(
+            f"{name}: a value that torch reads with a full unpickler only, which runs code of the "
+            "file; save it as numbers and texts"
+        ) from error
+    except Exception as error:  # damaged zip files raise many kinds
+        raise ChunkCorrupt(f"{folder / file} at offset {info.offset}: {name}: {error}") from error
+
+
+def _put(found: Any, path: tuple[str | int, ...], value: Any) -> None:
+    """Set ``value`` at a path of dict keys and places of lists."""
+    at = found
+    for key, after in pairwise(path):
+        empty: Callable[[], Any] = dict if isinstance(after, str) else list
+        if isinstance(at, list):
+            at.extend([None] * (key + 1 - len(at)))  # type: ignore[operator]
+            at[key] = empty() if at[key] is None else at[key]  # type: ignore[index]
+        elif key not in at:
+            at[key] = empty()
+        at = at[key]
+    if isinstance(at, list):
+        at.extend([None] * (path[-1] + 1 - len(at)))  # type: ignore[operator]
+    at[path[-1]] = value
