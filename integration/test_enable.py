@@ -141,6 +141,9 @@ def test_save_state_dict_with_path_is_ours_and_without_it_stocks(
         assert torch.equal(blank["model"]["w"], torch.arange(4.0))
         with pytest.raises(TypeError, match="storage_writer"):
             stock_dcp.save_state_dict(state)
+        writer = torch.distributed.checkpoint.FileSystemWriter(str(path))
+        with pytest.raises(TypeError, match=r"got path=.* and a FileSystemWriter"):
+            stock_dcp.save_state_dict(state, writer, path=path)
 
 
 def test_unknown_on_fault_values_are_refused_by_name() -> None:

@@ -110,7 +110,7 @@ def test_the_end_of_the_program_waits_for_the_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["every_steps", "every_s", "keep", "timeout_s"])
 def test_numbers_that_are_not_above_zero_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0; it must be above 0, or None"):
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be a number above 0, or None"):
         pt214_dcp.Checkpointer(tmp_path, **{name: 0})  # type: ignore[arg-type]
 
 

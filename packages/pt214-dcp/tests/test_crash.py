@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,10 +23,15 @@ import torch
 import torch.distributed as dist
 from pt214_dcp import commit, engine, files
 from pt214_dcp.blocks import Written
+from pt214_dcp.repair import repair
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor import init_device_mesh as mesh_of  # type: ignore[attr-defined]
 
-KILLS = {1: 8, 2: 8, 4: 4}  # savers killed in the default run, by ranks
+# Savers killed, by ranks: a few by default, 500 and more under ``nox -s soak``.
+KILLS = {1: 8, 2: 8, 4: 4, 8: 1}
+SOAK = int(os.environ.get("PT214_KILLS", "0"))
+if SOAK:
+    KILLS = {1: SOAK // 4, 2: SOAK // 4, 4: SOAK // 4 + SOAK % 4, 8: SOAK // 4}
 DEADLINE_S = 60.0
 Begin = Callable[..., list[BaseProcess]]
 
@@ -47,6 +53,28 @@ def save_for_ever(rank: int, path: str) -> None:
     while True:
         step += 1
         pt214_dcp.save(state_of(step), path)
+
+
+def save_with_one_late(rank: int, path: str) -> None:
+    """As ``save_for_ever``; the last rank is late with its data by up to 30 ms."""
+    close, chance = engine.ThreadWriter.close, random.Random(rank)
+
+    def late(self: engine.ThreadWriter) -> tuple[Written, int]:
+        time.sleep(chance.uniform(0, 0.03))
+        return close(self)
+
+    if rank == dist.get_world_size() - 1:
+        setattr(engine.ThreadWriter, "close", late)  # noqa: B010
+    save_for_ever(rank, path)
+
+
+def save_behind(rank: int, path: str) -> None:
+    """Asynchronous saves, written by the writer process, whose pid is told."""
+    Path(f"{path}.writer-{rank}").write_text(str(engine.writer_process().child_pid))
+    step = 0
+    while True:
+        step += 1
+        pt214_dcp.async_save(state_of(step), path).wait()
 
 
 def save_in_place(rank: int, path: str) -> None:
@@ -80,17 +108,20 @@ def until_committed(path: Path) -> None:
 
 def kill_savers(
     begin: Begin, saver: Callable[..., None], path: Path, ranks: int, seed: int
-) -> None:
+) -> str | None:
+    """Kill all ranks at a random moment; the generation that was committed just before."""
     processes = begin(ranks, saver, str(path))
     until_committed(path)
     time.sleep(random.Random(seed).uniform(0, 0.15))  # the moment is the test's input
     random.Random(seed).shuffle(processes)
+    before = commit.committed(path)
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
     for process in processes:
         process.join()
         assert process.exitcode == -signal.SIGKILL
+    return before
 
 
 def whole_step(path: Path) -> int:
@@ -110,15 +141,53 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
 
 
-@pytest.mark.parametrize("ranks", KILLS)
-def test_killed_savers_leave_a_whole_checkpoint(begin_ranks: Begin, disk: Path, ranks: int) -> None:
-    for seed in range(KILLS[ranks]):
+def kill_often(
+    begin: Begin, disk: Path, saver: Callable[..., None], ranks: int, count: int
+) -> Counter[str]:
+    """Kill ``count`` times; what the path held after each: the old checkpoint or the new."""
+    seen: Counter[str] = Counter()
+    for seed in range(count):
         shutil.rmtree(disk, ignore_errors=True)
-        kill_savers(begin_ranks, save_for_ever, disk, ranks, seed)
+        before = kill_savers(begin, saver, disk, ranks, seed)
+        seen["old" if commit.committed(disk) == before else "new"] += 1
         step = whole_step(disk)
         assert step >= 1
-        pt214_dcp.save(state_of(step + 1), disk)  # leftovers do not stop the next save
+        left = repair(disk, quiet_s=0)
+        assert len(list(disk.iterdir())) == 2, left
+        assert whole_step(disk) == step
+        pt214_dcp.save(state_of(step + 1), disk)
         assert whole_step(disk) == step + 1
+    return seen
+
+
+@pytest.mark.parametrize("ranks", KILLS)
+def test_killed_savers_leave_a_whole_checkpoint(
+    begin_ranks: Begin, disk: Path, ranks: int, record_property: Callable[[str, object], None]
+) -> None:
+    seen = kill_often(begin_ranks, disk, save_for_ever, ranks, KILLS[ranks])
+    record_property("outcomes", dict(seen))
+    if SOAK and ranks == 4:
+        assert seen["new"] >= 5
+        assert seen["old"] >= 10
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_killed_savers_of_which_one_is_late_leave_a_whole_checkpoint(
+    begin_ranks: Begin, disk: Path, ranks: int
+) -> None:
+    kill_often(begin_ranks, disk, save_with_one_late, ranks, SOAK // 10 or 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_killed_trainer_takes_its_writer_along_and_leaves_a_whole_checkpoint(
+    begin_ranks: Begin, disk: Path, ranks: int
+) -> None:
+    kill_often(begin_ranks, disk, save_behind, ranks, SOAK // 10 or 3)
+    until = time.monotonic() + DEADLINE_S
+    for file in disk.parent.glob("checkpoint.writer-*"):
+        while Path(f"/proc/{file.read_text()}").exists():
+            assert time.monotonic() < until, "a writer process outlived its trainer"
+            time.sleep(0.01)
 
 
 def test_a_saver_that_overwrites_in_place_fails_the_kill_test(

@@ -30,6 +30,7 @@ def refused() -> dict[str, tuple[Any, str]]:
         "dtype": (torch.float32, "dtype is not data"),
         "key": ({(1, 2): 3}, r"key \(1, 2\) is a tuple; use str or int"),
         "bool key": ({True: 3}, "key True is a bool"),
+        "surrogate key": ({"\ud800": 3}, r"is no valid Unicode; use another text"),
         "cycle": (cycle, "contains itself"),
     }
 
@@ -149,3 +150,51 @@ def test_what_the_disk_answers_is_told_and_the_old_checkpoint_stays(
             pt214_dcp.save({"w": torch.zeros(1000)}, tmp_path)
 
     assert_old_stays(tmp_path, save, os.strerror(code))
+
+
+def test_a_state_dict_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    state: dict[str, Any] = {}
+    for _ in range(5000):
+        state = {"below": state}
+    with pytest.raises(pt214_dcp.NotData, match="nested too deeply"):
+        pt214_dcp.save(state, tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+def test_a_path_that_no_file_system_takes_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    for save in (pt214_dcp.save, pt214_dcp.async_save):
+        with pytest.raises(pt214_dcp.BadPath, match="can't be a folder"):
+            save({"w": torch.ones(1)}, f"{tmp_path}/{name}")
+
+
+def test_a_save_whose_tidying_fails_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("tidying")
+
+    monkeypatch.setattr("pt214_dcp.saver.write_rank", fail)
+    monkeypatch.setattr("pt214_dcp.saver._Save._failed", fail)
+    monkeypatch.setattr("threading.excepthook", lambda arguments: None)
+    handle = pt214_dcp.async_save({"w": torch.ones(1)}, tmp_path)
+    assert handle.exception(timeout_s=20) is not None
+
+
+def test_a_refused_save_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_files, "_free_bytes", lambda folder: 3)
+    with pytest.raises(pt214_dcp.SaveFailed, match="3 are free"):
+        pt214_dcp.save({"w": torch.ones(10)}, tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_keys_are_keys(tmp_path: Path) -> None:
+    state = {"": torch.ones(2), "a": {"": torch.ones(3), "b": 1}, "n": {"": 4}}
+    pt214_dcp.save(state, tmp_path)
+    assert pt214_dcp.verify(tmp_path).tensors == 2
+    found: dict[str, Any] = {"": torch.zeros(2), "a": {"": torch.zeros(3), "b": 0}, "n": {"": 0}}
+    pt214_dcp.load(found, tmp_path)
+    assert found[""].tolist() == [1, 1]
+    assert found["a"][""].tolist() == [1, 1, 1]
+    assert found["n"][""] == 4

@@ -196,8 +196,17 @@ class Evil:
         b"ctorch.storage\n_load_from_bytes\n(C\x01xtR.",
         b"ctorch.distributed.checkpoint.metadata\nos\n.",
         b"ctorch\nload\n.",
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\nMetadata\nS'__init__'\ntR.",
     ],
-    ids=["system", "eval", "getattr", "load_from_bytes", "prefix", "torch.load"],
+    ids=[
+        "system",
+        "eval",
+        "getattr",
+        "load_from_bytes",
+        "prefix",
+        "torch.load",
+        "getattr of a class",
+    ],
 )
 def test_a_hostile_metadata_file_runs_nothing(tmp_path: Path, attack: bytes) -> None:
     mark = Path("/tmp/pt214-was-here")

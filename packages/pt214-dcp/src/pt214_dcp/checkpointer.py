@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pt214_dcp.agree import Ranks, exchange, members
 from pt214_dcp.api import earlier_error, load, prepare
 from pt214_dcp.commit import committed
-from pt214_dcp.errors import NotACheckpoint
+from pt214_dcp.errors import BadOption, NotACheckpoint
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.saver import start
@@ -55,7 +55,7 @@ class Checkpointer:
     With neither ``every_steps`` nor ``every_s`` each call of ``save`` saves.
 
     Raises:
-        ValueError: a number is not above 0.
+        BadOption: a number is not above 0.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class Checkpointer:
             "full_every": full_every,
         }  # fmt: skip
         for name, value in numbers.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value!r}; it must be above 0, or None")
+            number = isinstance(value, int | float) and value > 0
+            if value is not None and not number:
+                raise BadOption(f"{name} is {value!r}; it must be a number above 0, or None")
         self.folder = Path(folder).absolute()
         self.handle: SaveHandle | None = None
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep

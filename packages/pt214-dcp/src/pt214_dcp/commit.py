@@ -8,6 +8,7 @@ new one. What the old record named is removed only then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -96,6 +97,8 @@ def discard(path: Path, generation: str) -> None:
     """Remove a generation that no record names; never an error, space is all it costs."""
     (path / f"{COMMIT}.{generation}").unlink(missing_ok=True)
     shutil.rmtree(path / generation, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rmdir()  # empty where the save made it: nothing is left of what failed
     if (path / generation).exists():
         logger.warning("could not remove %s; delete it by hand", path / generation)
 

@@ -208,5 +208,5 @@ def _free_bytes(folder: Path) -> int:
 def _no_room(folder: Path, needed_bytes: int, code: int) -> SaveFailed:
     return SaveFailed(
         f"{folder}: {os.strerror(code)}: this rank needs {needed_bytes} bytes, "
-        f"{_free_bytes(folder)} are free; the earlier checkpoint stays until the new one is whole"
+        f"{_free_bytes(folder)} are free; what lay at the path before stays until a save is whole"
     )

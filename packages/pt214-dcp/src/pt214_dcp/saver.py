@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -77,6 +78,14 @@ def start(
 
 def _check_path(path: Path, options: SaveOptions) -> None:
     """Refuse what can never hold a checkpoint before anything is copied."""
+    try:
+        path.is_dir()
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long a name, a NUL in it...
+        if not isinstance(error, NotADirectoryError):
+            raise BadPath(f"{str(path)!r} can't be a folder: {error}") from error
     if not options.overwrite and commit.committed(path) is not None:
         raise AlreadyThere(
             f"{path}: a checkpoint lies here, and overwrite is False; choose another path"
@@ -167,12 +176,14 @@ class _Save:
             error = caught
         finally:
             self.feed.drain()
-        other = error is not None and self.ranks.rank != 0
-        if other and commit.committed(self.path) == self.generation:
-            error = None  # rank 0 committed, and its store went before its word could be read
-        if error is not None:
-            error = self._failed(error)
-        self.handle.finish(size_bytes, error)
+        try:
+            other = error is not None and self.ranks.rank != 0
+            if other and commit.committed(self.path) == self.generation:
+                error = None  # rank 0 committed, and its store went before its word could be read
+            if error is not None:
+                error = self._failed(error)
+        finally:  # whatever tidying meets, those who wait must hear of the end
+            self.handle.finish(size_bytes, error)
         if error is None:
             logger.info("%s: durable after %.3f s", self.path, self.handle.durable_s)
 

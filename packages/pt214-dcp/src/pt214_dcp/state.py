@@ -10,8 +10,8 @@ not data would need a pickle. ``PerRank`` marks what each rank has for itself; i
 Dicts are walked in the order of their sorted keys, so that ranks that filled one in another order
 still number its tensors alike.
 A key's path joins keys by ``/`` and writes whole numbers as ``[0]``; ``~``, ``/`` and a leading
-``[`` inside a text key are written ``~0``, ``~1`` and ``~2`` (as JSON pointer does), so that two
-different places never share a path.
+``[`` inside a text key are written ``~0``, ``~1`` and ``~2`` (as JSON pointer does), and an empty
+one ``~3``, so that two different places never share a path, and none has an empty one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ def take_apart(state: Any, *, fill: bool = False) -> Flat:
     if not isinstance(state, dict):
         raise NotData(f"state_dict is a {_name(state)}; a dict is needed")
     flat = Flat(fill)
-    flat.tree = _encode(state, "", flat, set())
+    try:
+        flat.tree = _encode(state, "", flat, set())
+    except RecursionError:
+        raise NotData(
+            "state_dict is nested too deeply; a few hundred levels are possible"
+        ) from None
     return flat
 
 
@@ -125,6 +130,9 @@ def _encode_container(value: Any, path: str, flat: Flat, above: set[int]) -> Jso
             if type(key) not in (str, int):
                 where = path or "the state dict"
                 raise NotData(f"{where}: key {key!r} is a {_name(key)}; use str or int")
+            if type(key) is str and not key.isascii() and not _is_text(key):
+                where = path or "the state dict"
+                raise NotData(f"{where}: key {key!r} is no valid Unicode; use another text")
         keys = sorted(value, key=_order)
         return {"dict": [[key, _encode(value[key], join(path, key), flat, above)] for key in keys]}
     kind = "list" if isinstance(value, list) else "tuple"
@@ -233,6 +241,14 @@ def _name(value: Any) -> str:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _utf8(text: str) -> bytes:

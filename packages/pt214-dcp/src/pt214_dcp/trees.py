@@ -22,9 +22,9 @@ def join(prefix: str, key: str | int) -> str:
     if isinstance(key, int):
         text = f"[{key}]"
     else:
-        text = key
-        if "~" in text or "/" in text or text.startswith("["):
-            text = text.replace("~", "~0").replace("/", "~1")
+        text = key or "~3"
+        if "~" in key or "/" in key or key.startswith("["):
+            text = key.replace("~", "~0").replace("/", "~1")
             text = "~2" + text[1:] if text.startswith("[") else text
     return f"{prefix}/{text}" if prefix else text
 

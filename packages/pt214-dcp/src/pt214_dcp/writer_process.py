@@ -91,7 +91,9 @@ class Server:
                     answer = getattr(self, f"_{head['op']}")(head, payload, fd)
                 except OSError as error:
                     self._drop(head.get("job", ""))
-                    answer = ({"op": "error", "errno": error.errno, "text": str(error)},)
+                    answer = (
+                        {"op": "error", "errno": error.errno, "text": error.strerror or str(error)},
+                    )
                 if answer is not None:
                     send(self._sock, *answer)
 

@@ -50,7 +50,19 @@ class _Unpickler(pickle.Unpickler):
             return getattr(torch, name)
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint")
+
+
+def _memory_format(owner: Any, name: str) -> Any:
+    """What ``getattr`` may be asked for: Python 3.11.3 and earlier pickle members of an Enum so."""
+    from torch.distributed.checkpoint import metadata
+
+    formats = metadata._MEM_FORMAT_ENCODING
+    if owner is formats and name in formats.__members__:
+        return formats[name]
+    raise pickle.UnpicklingError(f"getattr of {name!r} does not belong in a checkpoint")
 
 
 def is_stock(path: Path) -> bool:

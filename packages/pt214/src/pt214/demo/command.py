@@ -127,7 +127,10 @@ def _report(options: Options, timeline: Timeline) -> int:
     if timeline.recovery_s is not None:
         sys.stdout.write(f"  from the hit to the next commit: {timeline.recovery_s:.3f} s\n")
     sys.stdout.write(f"  {options.out / 'demo.png'}\n  {options.out / 'demo.json'}\n")
-    return 0 if all(claim.holds for claim in claims) else 1
+    shown = all(claim.holds for claim in claims)
+    if not shown and timeline.save_failures:
+        sys.stderr.write(f"pt214 demo: a save failed at {timeline.save_failures[-1]}\n")
+    return 0 if shown else 1
 
 
 def _write(path: Path, text: str) -> None:

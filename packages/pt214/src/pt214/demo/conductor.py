@@ -158,4 +158,5 @@ class _Conductor:
         if data["name"] == "trained":
             self._bar.set_postfix(loss=f"{self.timeline.losses[data['step']]:.3f}", refresh=False)
         elif data["name"] == "save_failed":
-            self.say(f"save of step {data['step']} abandoned by member {event.member}")
+            told = f"save of step {data['step']} abandoned by member {event.member}"
+            self.say(f"{told}: {data['error']}")

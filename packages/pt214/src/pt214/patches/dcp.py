@@ -17,6 +17,8 @@ from pt214.patching import PatchSet
 
 __all__ = ["apply"]
 
+STORAGE = ("storage_writer", "storage_reader")
+
 
 def apply(patches: PatchSet) -> str:
     """Wrap both names where scripts import them from."""
@@ -29,6 +31,14 @@ def apply(patches: PatchSet) -> str:
 def _with_path(stock_call: Callable[..., Any], our_call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock_call)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return our_call(*args, **kwargs) if "path" in kwargs else stock_call(*args, **kwargs)
+        if "path" not in kwargs:
+            return stock_call(*args, **kwargs)
+        storage = [*args[1:], *(kwargs[name] for name in STORAGE if name in kwargs)]
+        if storage:
+            raise TypeError(
+                f"{stock_call.__name__}() got path={kwargs['path']!r} and a "
+                f"{type(storage[0]).__name__}: give one place, a path or a storage"
+            )
+        return our_call(*args, **kwargs)
 
     return call
