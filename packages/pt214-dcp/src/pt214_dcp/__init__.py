@@ -7,6 +7,7 @@ from pt214_dcp.errors import (
     BadPath,
     CheckpointError,
     ChunkCorrupt,
+    CommitConflict,
     LoadFailed,
     NotACheckpoint,
     NotData,
@@ -15,6 +16,7 @@ from pt214_dcp.errors import (
     SaveCancelled,
     SaveFailed,
     StateMismatch,
+    StoreError,
 )
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.load import LoadReport
@@ -27,6 +29,7 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ChunkCorrupt",
+    "CommitConflict",
     "LoadFailed",
     "LoadReport",
     "NotACheckpoint",
@@ -39,6 +42,7 @@ __all__ = [
     "SaveFailed",
     "SaveHandle",
     "StateMismatch",
+    "StoreError",
     "async_save",
     "load",
     "load_state_dict",
