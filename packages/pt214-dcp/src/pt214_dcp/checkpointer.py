@@ -9,23 +9,22 @@ no earlier save. Retention removes only after a commit, so one whole checkpoint 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shutil
 import struct
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import Ranks, exchange, members
-from pt214_dcp.api import earlier_error, load, prepare
+from pt214_dcp.api import PathLike, earlier_error, load, prepare
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import NotACheckpoint
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.saver import start
+from pt214_dcp.stores.place import Where, children, remove
+from pt214_dcp.stores.resolve import where
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +38,8 @@ class Checkpointer:
     """Save every so often, keep the last few, resume from the newest.
 
     Args:
-        folder: holds one checkpoint a step; created by the first save.
+        folder: holds one checkpoint a step; created by the first save. Or a URL or a place in a
+            store, as for ``save``.
         every_steps: save at steps that this divides.
         every_s: save when rank 0's last save began so many seconds ago; costs one exchange of a
             few bytes a call, since clocks differ and all ranks must do the same.
@@ -60,7 +60,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: PathLike,
         *,
         every_steps: int | None = None,
         every_s: float | None = None,
@@ -78,7 +78,7 @@ class Checkpointer:
         for name, value in numbers.items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be above 0, or None")
-        self.folder = Path(folder).absolute()
+        self.folder = where(folder)
         self.handle: SaveHandle | None = None
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._group, self._full_every = process_group, full_every
@@ -147,7 +147,7 @@ class Checkpointer:
         """The newest committed step, or None."""
         return max(self.steps(), default=None)
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Where:
         """Folder of the checkpoint of ``step``."""
         return self.folder / f"step-{step:010d}"
 
@@ -168,7 +168,7 @@ class Checkpointer:
         due = time.monotonic() - self._last_s >= self._every_s
         return exchange(members(self._group), bytes([due]))[0] == b"\1"
 
-    def _base(self, ranks: Ranks) -> Path | None:
+    def _base(self, ranks: Ranks) -> Where | None:
         """The newest checkpoint, as rank 0 sees it, if this save is an incremental one."""
         if self._full_every is None or self._saves % self._full_every == 0:
             return None
@@ -177,10 +177,8 @@ class Checkpointer:
         step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
         return None if step < 0 else self.path(step)
 
-    def _folders(self) -> list[tuple[int, Path]]:
-        if not self.folder.is_dir():
-            return []
-        found = ((_STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
+    def _folders(self) -> list[tuple[int, Where]]:
+        found = ((_STEP.fullmatch(path.name), path) for path in children(self.folder))
         return [(int(match[1]), path) for match, path in found if match]
 
     def _prune(self, before: int) -> None:
@@ -190,5 +188,5 @@ class Checkpointer:
         kept = self.steps()[-self._keep :]
         for step, path in self._folders():
             if kept and step not in kept and step < max(kept[0], before):
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
                 logger.info("removed the checkpoint of step %d", step)

@@ -29,7 +29,7 @@ def open_fsspec(url: str, options: StoreOptions) -> FsspecStore:
         BadPath: fsspec knows no such scheme, or lacks a package for it.
     """
     try:
-        import fsspec
+        import fsspec  # type: ignore[import-untyped]  # it ships no types
     except ImportError as error:
         raise ModuleNotFoundError(
             f'{url}: this scheme needs fsspec: pip install "pt214-dcp[fsspec]"'

@@ -172,7 +172,7 @@ class Objects:
 
     @contextlib.contextmanager
     def _told(self, verb: str, name: str) -> Iterator[None]:
-        """obstore's errors as ours, with the object's name in front."""
+        """Errors of obstore as ours, with the object's name in front."""
         from obstore import exceptions
 
         where = f"{self._url}/{name}" if name else self._url

@@ -5,7 +5,8 @@ The functions below take either a path or a place, so that the rest of the part 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,3 +84,27 @@ def sync_folder(where: Where) -> None:
         files.sync_folder(where)
     else:
         where.store.sync(where.key)
+
+
+def children(where: Where) -> Iterator[Where]:
+    """What lies in a folder, or, in a store, the first parts of the names below a place."""
+    if isinstance(where, Path):
+        if where.is_dir():
+            yield from where.iterdir()
+        return
+    begin = len(where.key) + 1 if where.key else 0
+    names = (entry.name[begin:].partition("/")[0] for entry in where.store.list(where.key))
+    for name in dict.fromkeys(names):
+        yield where / name
+
+
+def remove(where: Where) -> None:
+    """Remove a folder, or all names below a place, its root record first; what is gone is gone."""
+    if isinstance(where, Path):
+        shutil.rmtree(where, ignore_errors=True)
+        return
+    names = [entry.name for entry in where.store.list(where.key)]
+    roots = [name for name in names if name.rpartition("/")[0] == where.key]
+    if roots:
+        where.store.delete(roots)  # first, so that nobody begins to read what is half gone
+    where.store.delete([name for name in names if name not in roots])
