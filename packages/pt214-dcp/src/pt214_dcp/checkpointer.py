@@ -14,12 +14,13 @@ import struct
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import Ranks, exchange, members
 from pt214_dcp.api import PathLike, earlier_error, load, prepare
 from pt214_dcp.commit import committed
-from pt214_dcp.errors import NotACheckpoint
+from pt214_dcp.errors import NotACheckpoint, OptionError
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.saver import start
@@ -79,6 +80,11 @@ class Checkpointer:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be above 0, or None")
         self.folder = where(folder)
+        if full_every is not None and not isinstance(self.folder, Path):
+            raise OptionError(
+                f"full_every is {full_every!r}, for {self.folder}: saves that write only what "
+                "changed link files, which only a file system can do"
+            )
         self.handle: SaveHandle | None = None
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._group, self._full_every = process_group, full_every

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from pt214_dcp import files
-from pt214_dcp.errors import BadPath, CommitConflict, StoreError
+from pt214_dcp.errors import BadPath, CheckpointError, CommitConflict, StoreError
 from pt214_dcp.stores.base import Entry, checked_name
 from pt214_dcp.stores.objects import joined
 from pt214_dcp.stores.options import StoreOptions
@@ -120,6 +120,7 @@ class FsspecStore:
         if self.read_root(name)[1] != expected:
             raise CommitConflict(f"{self._url}/{name}: another saver committed here meanwhile")
         with self._told("commit", name):
+            self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(self._at(name), data)
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -148,7 +149,7 @@ class FsspecStore:
     def _told(self, verb: str, name: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, FileExistsError, StoreError):
+        except (FileNotFoundError, FileExistsError, CheckpointError):
             raise
         except OSError as error:
             raise StoreError(f"{self._url}/{name}: can't {verb}: {error}") from error

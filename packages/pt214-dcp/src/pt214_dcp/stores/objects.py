@@ -4,9 +4,10 @@
     more               multipart: parts copied from the caller's memory, some under way at once
     root               one PUT, If-None-Match when new, If-Match when replacing
 
-obstore retries 5xx answers, dropped connections and timeouts with growing pauses. A retried
-conditional PUT may meet its own first try, whose answer was lost: so after a conflict the root is
-read, and if it is what was to be written, the commit has come through.
+obstore retries 5xx answers, dropped connections and timeouts with growing pauses; an answer that
+ends midway is asked for again here. A retried request may meet its own first try, whose answer was
+lost: so after a conflict what lies there is looked at, and if it is what was to be written, the
+first try has come through.
 
 Source: https://developmentseed.org/obstore/latest/api/put/
 """
@@ -14,8 +15,9 @@ Source: https://developmentseed.org/obstore/latest/api/put/
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pt214_dcp.errors import BadPath, CommitConflict, StoreError
 from pt214_dcp.stores.base import Entry, checked_name
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
 _MOST_PARTS = 9000  # S3 takes 10,000 in one object; what is written may be a little more than told
 _DELETE_AT_ONCE = 1000
+_BROKEN = (
+    "request or response body error"  # an answer that ended midway; obstore has no type for it
+)
+_PAUSE_S, _MOST_PAUSE_S = 0.1, 5.0
+_Answer = TypeVar("_Answer")
 
 
 class Objects:
@@ -58,17 +65,34 @@ class Objects:
     def _range(self, name: str, offset: int, size: int | None) -> memoryview:
         import obstore
 
-        with self._told("read", name):
+        def read() -> memoryview:
+            if size == 0:  # no range that a server would take
+                obstore.head(self._raw, name)
+                return memoryview(b"")
             if size is not None and offset:
-                if size == 0:
-                    return memoryview(b"")
                 return memoryview(obstore.get_range(self._raw, name, start=offset, length=size))
             # An answer's length is known before its body: so a record that is too long is refused.
             found = obstore.get(self._raw, name)
-            end = found.meta["size"]
-            if size is not None and offset + size < end:
+            if size is not None and offset + size < found.meta["size"]:
                 return memoryview(obstore.get_range(self._raw, name, start=offset, length=size))
             return memoryview(found.bytes())[offset:]
+
+        return self._whole(name, read)
+
+    def _whole(self, name: str, read: Callable[[], _Answer]) -> _Answer:
+        """What ``read`` returns; again, with growing pauses, if its answer ends midway."""
+        from obstore import exceptions
+
+        for attempt in range(self._options.max_retries):
+            with self._told("read", name):
+                try:
+                    return read()
+                except exceptions.GenericError as error:
+                    if _BROKEN not in str(error):
+                        raise
+            time.sleep(min(_PAUSE_S * 2**attempt, _MOST_PAUSE_S))
+        with self._told("read", name):
+            return read()
 
     def size(self, name: str) -> int:
         """As ``Store``."""
@@ -91,41 +115,61 @@ class Objects:
         cut = joined(parts, part_bytes, check)
         first, second = next(cut, b""), next(cut, None)
         if second is None:
-            with self._told("write", name):
-                obstore.put(self._raw, name, first, mode="create", use_multipart=False)
+            self._write_small(name, first)
             return len(first)
-        total = 0
+        total, sent_all = 0, False
 
         def body() -> Iterator[bytes]:
-            nonlocal total
+            nonlocal total, sent_all
             for part in (first, second):
                 total += len(part)
                 yield part
             for part in cut:
                 total += len(part)
                 yield part
+            sent_all = True
 
         with contextlib.suppress(FileNotFoundError):
             self.size(name)  # obstore takes no condition for a multipart upload
             raise FileExistsError(f"{self._url}/{name}: something lies here already")
-        with self._told("write", name):
-            obstore.put(
-                self._raw, name, body(), use_multipart=True, chunk_size=part_bytes,
-                max_concurrency=self._options.concurrency,
-            )  # fmt: skip
+        try:
+            with self._told("write", name):
+                obstore.put(
+                    self._raw, name, body(), use_multipart=True, chunk_size=part_bytes,
+                    max_concurrency=self._options.concurrency,
+                )  # fmt: skip
+        except (FileNotFoundError, StoreError):
+            if not sent_all:
+                raise
+            with contextlib.suppress(FileNotFoundError, StoreError):
+                if self.size(name) == total:  # the answer to its end was lost
+                    return total
+            raise
         found = self.size(name)
         if found != total:
             raise StoreError(f"{self._url}/{name}: {total} bytes were sent, {found} lie there")
         return total
 
+    def _write_small(self, name: str, data: bytes) -> None:
+        import obstore
+
+        try:
+            with self._told("write", name):
+                obstore.put(self._raw, name, data, mode="create", use_multipart=False)
+        except FileExistsError:
+            if self.size(name) != len(data) or self.read(name) != data:
+                raise
+
     def read_root(self, name: str) -> tuple[bytes, str | None]:
         """As ``Store``."""
         import obstore
 
+        def read() -> tuple[bytes, str | None]:
+            found = obstore.get(self._raw, name)
+            return bytes(found.bytes()), found.meta["e_tag"]
+
         try:
-            with self._told("read", name):
-                found = obstore.get(self._raw, name)
-                return bytes(found.bytes()), found.meta["e_tag"]
+            return self._whole(name, read)
         except FileNotFoundError:
             return b"", None
 
@@ -176,7 +220,7 @@ class Objects:
         from obstore import exceptions
 
         where = f"{self._url}/{name}" if name else self._url
-        if name:
+        if name or verb != "list":
             checked_name(name)
         try:
             yield
