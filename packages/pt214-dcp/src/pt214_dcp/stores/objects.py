@@ -77,22 +77,28 @@ class Objects:
                 return memoryview(obstore.get_range(self._raw, name, start=offset, length=size))
             return memoryview(found.bytes())[offset:]
 
-        return self._whole(name, read)
+        return self._whole("read", name, read)
 
-    def _whole(self, name: str, read: Callable[[], _Answer]) -> _Answer:
-        """What ``read`` returns; again, with growing pauses, if its answer ends midway."""
+    def _whole(
+        self,
+        verb: str,
+        name: str,
+        ask: Callable[[], _Answer],
+        may_repeat: Callable[[], bool] = lambda: True,
+    ) -> _Answer:
+        """What ``ask`` returns; again, with growing pauses, if an answer ends midway."""
         from obstore import exceptions
 
         for attempt in range(self._options.max_retries):
-            with self._told("read", name):
+            with self._told(verb, name):
                 try:
-                    return read()
+                    return ask()
                 except exceptions.GenericError as error:
-                    if _BROKEN not in str(error):
+                    if _BROKEN not in str(error) or not may_repeat():
                         raise
             time.sleep(min(_PAUSE_S * 2**attempt, _MOST_PAUSE_S))
-        with self._told("read", name):
-            return read()
+        with self._told(verb, name):
+            return ask()
 
     def size(self, name: str) -> int:
         """As ``Store``."""
@@ -109,46 +115,38 @@ class Objects:
         size_bytes: int | None = None,
     ) -> int:
         """As ``Store``."""
-        import obstore
-
         part_bytes = max(self._options.part_bytes, -(-(size_bytes or 0) // _MOST_PARTS))
         cut = joined(parts, part_bytes, check)
         first, second = next(cut, b""), next(cut, None)
         if second is None:
             self._write_small(name, first)
             return len(first)
-        total, sent_all = 0, False
-
-        def body() -> Iterator[bytes]:
-            nonlocal total, sent_all
-            for part in (first, second):
-                total += len(part)
-                yield part
-            for part in cut:
-                total += len(part)
-                yield part
-            sent_all = True
-
         with contextlib.suppress(FileNotFoundError):
             self.size(name)  # obstore takes no condition for a multipart upload
             raise FileExistsError(f"{self._url}/{name}: something lies here already")
+        return self._write_large(name, _Body([first, second], cut), part_bytes)
+
+    def _write_large(self, name: str, body: _Body, part_bytes: int) -> int:
+        import obstore
+
+        def put() -> None:
+            obstore.put(
+                self._raw, name, iter(body), use_multipart=True, chunk_size=part_bytes,
+                max_concurrency=self._options.concurrency,
+            )  # fmt: skip
+
         try:
-            with self._told("write", name):
-                obstore.put(
-                    self._raw, name, body(), use_multipart=True, chunk_size=part_bytes,
-                    max_concurrency=self._options.concurrency,
-                )  # fmt: skip
+            self._whole("write", name, put, lambda: not body.begun)
         except (FileNotFoundError, StoreError):
-            if not sent_all:
-                raise
             with contextlib.suppress(FileNotFoundError, StoreError):
-                if self.size(name) == total:  # the answer to its end was lost
-                    return total
+                if body.ended and self.size(name) == body.size_bytes:
+                    return body.size_bytes  # the answer to its end was lost
             raise
         found = self.size(name)
-        if found != total:
-            raise StoreError(f"{self._url}/{name}: {total} bytes were sent, {found} lie there")
-        return total
+        if found != body.size_bytes:
+            sent = body.size_bytes
+            raise StoreError(f"{self._url}/{name}: {sent} bytes were sent, {found} lie there")
+        return found
 
     def _write_small(self, name: str, data: bytes) -> None:
         import obstore
@@ -169,7 +167,7 @@ class Objects:
             return bytes(found.bytes()), found.meta["e_tag"]
 
         try:
-            return self._whole(name, read)
+            return self._whole("read", name, read)
         except FileNotFoundError:
             return b"", None
 
@@ -234,6 +232,29 @@ class Objects:
             raise BadPath(f"{where}: can't {verb}: {_first_line(error)}") from error
         except exceptions.BaseError as error:
             raise StoreError(f"{where}: can't {verb}: {_first_line(error)}") from error
+
+
+class _Body:
+    """Parts of an upload; it can begin again until the third of them is asked for.
+
+    Args:
+        first: parts that are here already.
+        rest: all others.
+    """
+
+    def __init__(self, first: Sequence[bytes], rest: Iterator[bytes]) -> None:
+        self._first, self._rest = first, rest
+        self.begun = self.ended = False
+        self.size_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.size_bytes = sum(map(len, self._first))
+        yield from self._first
+        self.begun, self._first = True, ()
+        for part in self._rest:
+            self.size_bytes += len(part)
+            yield part
+        self.ended = True
 
 
 def joined(
