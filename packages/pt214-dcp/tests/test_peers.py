@@ -167,9 +167,9 @@ def alone() -> Any:
 
 def test_a_rank_alone_saves_to_and_loads_from_its_own_memory(alone: PeerMemory) -> None:
     place = Place(alone)
-    saved = {"w": torch.randn(5_000_000), "n": 3}
+    saved: dict[str, Any] = {"w": torch.randn(5_000_000), "n": 3}
     pt214_dcp.save(saved, place / "a")
-    blank = {"w": torch.zeros(5_000_000), "n": 0}
+    blank: dict[str, Any] = {"w": torch.zeros(5_000_000), "n": 0}
     pt214_dcp.load(blank, place / "a")
     assert torch.equal(blank["w"], saved["w"])
     assert pt214_dcp.verify(place / "a").errors == ()

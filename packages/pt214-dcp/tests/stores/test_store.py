@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -188,6 +189,13 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ModuleNotFoundError, match=re.escape('"pt214-dcp[fsspec]"')):
         open_store("sftp://host/x")
+
+
+def test_importing_the_part_imports_no_store() -> None:
+    code = "import pt214_dcp, sys; print({'obstore', 'fsspec'} & {*sys.modules} - {*BEFORE})"
+    code = "import sys, torch; BEFORE = {*sys.modules}; " + code
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
 
 
 def test_a_url_or_option_that_cannot_be_is_refused() -> None:

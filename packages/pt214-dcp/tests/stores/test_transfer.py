@@ -26,7 +26,8 @@ from pt214_dcp.errors import (
 )
 from pt214_dcp.stores import Place, StoreOptions, open_store
 from pt214_dcp.stores.objects import Objects
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 LARGE = 12 << 20  # bytes: more than two parts, so that an upload is a multipart one
 
