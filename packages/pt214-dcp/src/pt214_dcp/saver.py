@@ -26,6 +26,7 @@ from pt214_dcp.compat import default_store
 from pt214_dcp.errors import (
     AlreadyThere,
     BadPath,
+    CommitConflict,
     NotACheckpoint,
     OptionError,
     SaveCancelled,
@@ -38,7 +39,7 @@ from pt214_dcp.options import SaveOptions
 from pt214_dcp.rank_files import RankFiles, Report, write_rank
 from pt214_dcp.root import Commit
 from pt214_dcp.staging import content_hash
-from pt214_dcp.stores.place import Where
+from pt214_dcp.stores.place import Place, Where
 from pt214_dcp.structure import Structure, replica_hashes, structure_of
 from pt214_dcp.trees import values_of
 
@@ -229,6 +230,8 @@ class _Save:
         """Remove what was written for nothing. What may have been committed is never touched."""
         named = commit.committed(self.path)
         unsure = named is None and self.handle.began_commit  # the rename may have come through
+        if isinstance(self.path, Place) and not isinstance(error, CommitConflict):
+            unsure = self.handle.began_commit  # a request that was given up may still arrive
         if self.ranks.rank == 0 and named != self.generation and not unsure:
             try:
                 commit.discard(self.path, self.generation)
