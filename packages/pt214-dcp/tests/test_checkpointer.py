@@ -54,10 +54,10 @@ def test_latest_and_retention_move_only_after_the_commit(
 
     monkeypatch.setattr(files, "write_new", held)
     keeper.save(2, {"n": 2})
-    assert (keeper.latest(), keeper.path(1).exists()) == (1, True)
+    assert (keeper.latest(), Path(str(keeper.path(1))).exists()) == (1, True)
     gate.set()
     keeper.wait()
-    assert (keeper.steps(), keeper.path(1).exists()) == ([2], False)
+    assert (keeper.steps(), Path(str(keeper.path(1))).exists()) == ([2], False)
 
 
 def test_an_earlier_error_is_raised_by_the_next_save_and_then_forgotten(

@@ -108,4 +108,4 @@ def test_the_checkpointer_saves_in_full_once_in_a_while(tmp_path: Path) -> None:
     assert sizes == [True, False, False, True, False]
     assert checkpoints.steps() == [3, 4]
     for step in (3, 4):
-        check(checkpoints.path(step), step)
+        check(Path(str(checkpoints.path(step))), step)

@@ -16,6 +16,7 @@ from pt214_dcp.errors import (
     BadPath,
     CheckpointError,
     ChunkCorrupt,
+    CommitConflict,
     LoadFailed,
     NotACheckpoint,
     NotData,
@@ -23,6 +24,7 @@ from pt214_dcp.errors import (
     SaveCancelled,
     SaveFailed,
     StateMismatch,
+    StoreError,
 )
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.load import LoadReport
@@ -41,6 +43,7 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ChunkCorrupt",
+    "CommitConflict",
     "LoadFailed",
     "LoadReport",
     "NotACheckpoint",
@@ -53,6 +56,7 @@ __all__ = [
     "SaveFailed",
     "SaveHandle",
     "StateMismatch",
+    "StoreError",
     "Writer",
     "async_save",
     "convert",

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import members
-from pt214_dcp.errors import CheckpointError
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.load import LoadOptions, LoadReport, load_into
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.progress import meter
 from pt214_dcp.saver import start
+from pt214_dcp.stores.place import Place
+from pt214_dcp.stores.resolve import where
 from pt214_dcp.warm import warm
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 State = dict[Any, Any]
-PathLike = str | os.PathLike[str]
+PathLike = str | os.PathLike[str] | Place
 Progress = bool | Callable[[int, int], None]
 
 _latest: SaveHandle | None = None  # of save_state_dict: the next call waits for it
@@ -60,11 +60,11 @@ def save(
     """
     with meter(progress, f"save {path}") as told:
         options = save_options(
-            timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else _path(base),
+            timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
             hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, progress=told,
         )  # fmt: skip
         ranks = members(process_group, alone=alone)
-        handle = start(state_dict, _path(path), ranks, options, blocking=True)
+        handle = start(state_dict, where(path), ranks, options, blocking=True)
         handle.wait()
     return handle
 
@@ -93,7 +93,8 @@ def async_save(
         state_dict: nested dict, list and tuple of tensors, DTensors, numpy arrays, None, bool,
             int, float, complex, str and bytes. Plain tensors and values must be equal on all ranks
             of a key group, or stand in ``PerRank``. Tensors that share memory are written once.
-        path: folder of the checkpoint, on storage that all ranks share.
+        path: folder of the checkpoint, on storage that all ranks share; or a URL, such as
+            ``s3://bucket/prefix/step-100``; or a ``stores.Place``.
         process_group: who saves; None is the default group, or this process where there is none.
         timeout_s: seconds that the background waits for other ranks before it gives up.
         alone: this process saves by itself, whatever groups exist.
@@ -112,18 +113,20 @@ def async_save(
 
     Raises:
         NotData: a value is not data; the message has its key's path.
-        BadPath: ``path`` can't be a folder.
+        BadPath: ``path`` can't be a folder, or no store can be opened under that URL.
         AlreadyThere: ``overwrite`` is False, and a checkpoint lies there.
         BadOption: an argument has a value that it can't have.
         RanksDiffer: ranks hold unequal state; the message names ranks and keys.
         SaveFailed: a rank failed or was lost.
+        CommitConflict: (from ``wait``) in an object store, another saver committed to ``path``
+            since this save began.
     """
     options = save_options(
-        timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else _path(base),
+        timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
         hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, overlap=overlap,
         progress=progress,
     )  # fmt: skip
-    return start(state_dict, _path(path), members(process_group, alone=alone), options)
+    return start(state_dict, where(path), members(process_group, alone=alone), options)
 
 
 def save_state_dict(
@@ -142,7 +145,7 @@ def save_state_dict(
     previous, _latest = _latest, None
     earlier = None if previous is None else earlier_error(previous)
     options = save_options(timeout_s=timeout_s)
-    _latest = start(state_dict, _path(path), members(process_group), options, earlier=earlier)
+    _latest = start(state_dict, where(path), members(process_group), options, earlier=earlier)
     return _latest
 
 
@@ -207,7 +210,7 @@ def load(
     """
     with meter(progress, f"load {path}") as told:
         options = LoadOptions(cast=cast, partial=partial, progress=told)
-        return load_into(state_dict, _path(path), members(process_group, alone=alone), options)
+        return load_into(state_dict, where(path), members(process_group, alone=alone), options)
 
 
 def load_state_dict(
@@ -222,10 +225,3 @@ def load_state_dict(
     if previous is not None:
         previous.wait()
     return load(state_dict, path, process_group=process_group)
-
-
-def _path(path: PathLike) -> Path:
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text:
-        raise CheckpointError(f"path is {path!r}; the name of a folder is needed")
-    return Path(text).absolute()

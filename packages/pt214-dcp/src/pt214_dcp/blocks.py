@@ -78,12 +78,19 @@ def write_blocks(
     Returns:
         What is known of the blocks, and the byte after the last one written.
     """
+    written, new = sort_out(blocks, at, known)
+    return written, write_all(fd, new, at, check)
+
+
+def sort_out(
+    blocks: Sequence[memoryview], at: int, known: Known | None
+) -> tuple[Written, Sequence[memoryview]]:
+    """Checksums of ``blocks``, and which of them are to be written from byte ``at``."""
     written = Written()
     written.crcs.extend(map(crc32c.crc32c, blocks))
     if known is None:
-        return written, write_all(fd, blocks, at, check)
-    digest, new = hasher(), []
-    end = at
+        return written, blocks
+    digest, new, end = hasher(), [], at
     for block in blocks:
         name = digest(block)
         written.hashes += name
@@ -93,7 +100,7 @@ def write_blocks(
             end += len(block)
         written.files.append(file)
         written.offsets.append(offset)
-    return written, write_all(fd, new, at, check)
+    return written, new
 
 
 def write_all(fd: int, buffers: Sequence[memoryview], at: int, check: Callable[[], None]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 
 from pt214_dcp import files
 from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint
@@ -19,6 +18,7 @@ from pt214_dcp.root import (
     unpack_commit,
     unpack_page,
 )
+from pt214_dcp.stores.place import Where, read_range, read_record
 from pt214_dcp.table import Table, TensorRecord, table_name, unpack_table
 from pt214_dcp.trees import Json
 
@@ -41,7 +41,7 @@ class Checkpoint:
         Replaced: (from every method) a file is gone; read the root again.
     """
 
-    def __init__(self, path: Path, commit: Commit) -> None:
+    def __init__(self, path: Where, commit: Commit) -> None:
         self.path, self.commit = path, commit
         self.folder = path / commit.generation
         self.read_bytes = 0  # of records, so far
@@ -64,7 +64,7 @@ class Checkpoint:
         if page not in self._pages:
             path = self.folder / INDEX
             try:
-                data = files.read_range(path, at, size_bytes)
+                data = read_range(path, at, size_bytes)
             except FileNotFoundError as error:
                 raise Replaced(f"{path}: named by {self.path}, but missing") from error
             found = files.digest(data)
@@ -101,7 +101,7 @@ class Checkpoint:
         """Every rank's, in their order."""
         return map(self.manifest, range(self.commit.world_size))
 
-    def data_path(self, manifest: Manifest, file: int = 0) -> Path:
+    def data_path(self, manifest: Manifest, file: int = 0) -> Where:
         """The file that ``file`` of a block's place stands for; 0 is the rank's own."""
         return self.folder / (manifest.files[file - 1] if file else manifest.name)
 
@@ -126,9 +126,9 @@ class Checkpoint:
             }
         return found
 
-    def _record(self, path: Path, size_bytes: int, digest: bytes) -> bytes:
+    def _record(self, path: Where, size_bytes: int, digest: bytes) -> bytes:
         try:
-            data = files.read_record(path)
+            data = read_record(path)
         except FileNotFoundError as error:
             raise Replaced(f"{path}: named by {self.path}, but missing") from error
         found = files.digest(data)
@@ -141,7 +141,7 @@ class Checkpoint:
         return data
 
 
-def read_commit(path: Path) -> Commit:
+def read_commit(path: Where) -> Commit:
     """Read and check the root record of the checkpoint at ``path``.
 
     Raises:
@@ -149,13 +149,13 @@ def read_commit(path: Path) -> Commit:
         ChunkCorrupt: it is damaged.
     """
     try:
-        data = files.read_record(path / COMMIT)
+        data = read_record(path / COMMIT)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotACheckpoint(f"{path}: no {COMMIT} here, so nothing was ever committed") from error
     return unpack_commit(data, str(path / COMMIT))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Where) -> Checkpoint:
     """The checkpoint at ``path``, its first table read; again, if a saver replaced it meanwhile.
 
     Raises:

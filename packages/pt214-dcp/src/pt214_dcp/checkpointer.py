@@ -9,9 +9,7 @@ no earlier save. Retention removes only after a commit, so one whole checkpoint 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shutil
 import struct
 import time
 from collections.abc import Iterable
@@ -20,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import Ranks, exchange, members
-from pt214_dcp.api import earlier_error, load, prepare
+from pt214_dcp.api import PathLike, earlier_error, load, prepare
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import BadOption, NotACheckpoint
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.saver import start
+from pt214_dcp.stores.place import Where, children, remove
+from pt214_dcp.stores.resolve import where
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,8 @@ class Checkpointer:
     """Save every so often, keep the last few, resume from the newest.
 
     Args:
-        folder: holds one checkpoint a step; created by the first save.
+        folder: holds one checkpoint a step; created by the first save. Or a URL or a place in a
+            store, as for ``save``.
         every_steps: save at steps that this divides.
         every_s: save when rank 0's last save began so many seconds ago; costs one exchange of a
             few bytes a call, since clocks differ and all ranks must do the same.
@@ -60,7 +61,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: PathLike,
         *,
         every_steps: int | None = None,
         every_s: float | None = None,
@@ -79,7 +80,12 @@ class Checkpointer:
             number = isinstance(value, int | float) and value > 0
             if value is not None and not number:
                 raise BadOption(f"{name} is {value!r}; it must be a number above 0, or None")
-        self.folder = Path(folder).absolute()
+        self.folder = where(folder)
+        if full_every is not None and not isinstance(self.folder, Path):
+            raise BadOption(
+                f"full_every is {full_every!r}, for {self.folder}: saves that write only what "
+                "changed link files, which only a file system can do"
+            )
         self.handle: SaveHandle | None = None
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._group, self._full_every = process_group, full_every
@@ -148,7 +154,7 @@ class Checkpointer:
         """The newest committed step, or None."""
         return max(self.steps(), default=None)
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Where:
         """Folder of the checkpoint of ``step``."""
         return self.folder / f"step-{step:010d}"
 
@@ -169,7 +175,7 @@ class Checkpointer:
         due = time.monotonic() - self._last_s >= self._every_s
         return exchange(members(self._group), bytes([due]))[0] == b"\1"
 
-    def _base(self, ranks: Ranks) -> Path | None:
+    def _base(self, ranks: Ranks) -> Where | None:
         """The newest checkpoint, as rank 0 sees it, if this save is an incremental one."""
         if self._full_every is None or self._saves % self._full_every == 0:
             return None
@@ -178,10 +184,8 @@ class Checkpointer:
         step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
         return None if step < 0 else self.path(step)
 
-    def _folders(self) -> list[tuple[int, Path]]:
-        if not self.folder.is_dir():
-            return []
-        found = ((_STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
+    def _folders(self) -> list[tuple[int, Where]]:
+        found = ((_STEP.fullmatch(path.name), path) for path in children(self.folder))
         return [(int(match[1]), path) for match, path in found if match]
 
     def _prune(self, before: int) -> None:
@@ -191,5 +195,5 @@ class Checkpointer:
         kept = self.steps()[-self._keep :]
         for step, path in self._folders():
             if kept and step not in kept and step < max(kept[0], before):
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
                 logger.info("removed the checkpoint of step %d", step)

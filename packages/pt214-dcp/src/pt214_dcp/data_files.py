@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 import crc32c
 
-from pt214_dcp import files
 from pt214_dcp.checkpoint import Checkpoint, Replaced
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.manifest import Manifest
+from pt214_dcp.stores import opened
+from pt214_dcp.stores.place import Place, Where
 
 
 class Run(NamedTuple):
@@ -99,7 +98,10 @@ class DataFiles:
         views = [view for run, data in zip(runs, into, strict=True) for view in run.views(data)]
         left, at = views, runs[0].at
         while left:
-            count = os.preadv(runs[0].fd, left, at)
+            try:
+                count = opened.preadv(runs[0].fd, left, at)
+            except FileNotFoundError as error:  # an object can't be held open as a file can
+                raise Replaced(f"{self._told(runs[0], 0)}: removed while it was read") from error
             if count == 0:
                 raise ChunkCorrupt(f"{self._told(runs[-1], 0)}: the file ends at {at}")
             at += count
@@ -126,13 +128,13 @@ class DataFiles:
         seen = (manifest.rank, file)
         if seen not in self._fds:
             path = self.checkpoint.data_path(manifest, file)
-            if path.parent.is_symlink():
+            if not isinstance(path, Place) and path.parent.is_symlink():
                 raise ChunkCorrupt(f"{path.parent}: a symbolic link; only folders are followed")
             try:
-                fd = files.open_to_read(path)
+                fd = opened.open_to_read(path)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise Replaced(f"{path}: named by {self.checkpoint.path}, but missing") from error
-            self._stack.callback(os.close, fd)
+            self._stack.callback(opened.close, fd)
             self._fds[seen] = fd
             if not file:
                 check_length(path, fd, manifest)
@@ -158,18 +160,18 @@ def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def check_length(path: Path, fd: int, manifest: Manifest) -> None:
+def check_length(path: Where, fd: int, manifest: Manifest) -> None:
     """Raise ChunkCorrupt unless a rank's own data file is as long as its manifest says."""
-    found = os.fstat(fd).st_size
+    found = opened.size(fd)
     if found != manifest.data_bytes:
         raise ChunkCorrupt(f"{path}: expected {manifest.data_bytes} bytes, found {found}")
     if manifest.header_bytes > found:
         raise ChunkCorrupt(f"{path}: a header of {manifest.header_bytes} bytes in {found}")
 
 
-def check_header(path: Path, fd: int, manifest: Manifest) -> None:
+def check_header(path: Where, fd: int, manifest: Manifest) -> None:
     """Raise ChunkCorrupt if the header, which other readers trust, is not what was written."""
-    crc = crc32c.crc32c(os.pread(fd, manifest.header_bytes, 0))
+    crc = crc32c.crc32c(opened.pread(fd, manifest.header_bytes, 0))
     if crc != manifest.header_crc:
         raise ChunkCorrupt(
             f"{path}: header at offset 0: expected crc32c {manifest.header_crc:08x}, "

@@ -24,6 +24,10 @@ class BadPath(CheckpointError, OSError):
     """The path can't hold a checkpoint: it is a file, or can't be read or written."""
 
 
+class StoreError(CheckpointError, OSError):
+    """An object store did not do what was asked, retries included."""
+
+
 class NotACheckpoint(CheckpointError, FileNotFoundError):
     """Nothing committed lies at the path."""
 
@@ -38,6 +42,10 @@ class SaveFailed(CheckpointError):
 
 class AlreadyThere(SaveFailed, FileExistsError):
     """A checkpoint lies at the path, and the save was told not to replace one."""
+
+
+class CommitConflict(SaveFailed):
+    """Another saver committed to the same path since this save began; its checkpoint stays."""
 
 
 class SaveCancelled(SaveFailed):

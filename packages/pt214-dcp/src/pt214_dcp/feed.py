@@ -16,14 +16,13 @@ import queue
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from pt214_dcp.arena import ARENA, Slot, slot_bytes
+from pt214_dcp.arena import ARENA, Slot, memory, slot_bytes
 from pt214_dcp.blocks import Known, Written
 from pt214_dcp.engine import ProcessWriter, ThreadWriter, writer_process
 from pt214_dcp.errors import SaveFailed
@@ -32,6 +31,8 @@ from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import SaveOptions
 from pt214_dcp.overlap import Guard, guard_of
 from pt214_dcp.staging import Sources, synchronize
+from pt214_dcp.stores.place import Place, Where
+from pt214_dcp.stores.transfer import upload
 
 logger = logging.getLogger(__name__)
 _DIRECT_BYTES = 16 << 20  # of a window that threads write; not tuned
@@ -44,7 +45,7 @@ class Feed(Protocol):
     def fill(self) -> None:
         """In the caller's thread: copy what must be copied before the call returns."""
 
-    def into(self, path: Path, known: Known | None) -> tuple[Written, int]:
+    def into(self, path: Where, known: Known | None) -> tuple[Written, int]:
         """In the background: write all to a new file, durably; its blocks and its size."""
 
     def drain(self) -> None:
@@ -77,9 +78,12 @@ class DirectFeed:
     def fill(self) -> None:
         """Nothing to copy."""
 
-    def into(self, path: Path, known: Known | None) -> tuple[Written, int]:
+    def into(self, path: Where, known: Known | None) -> tuple[Written, int]:
         """As ``Feed``."""
         header = b"" if self._incremental else self._plan.header
+        if isinstance(path, Place):
+            check, size_bytes = self._handle.check, self._plan.size_bytes
+            return upload(path, header, known, self._sent(), check, size_bytes)
         writer = ThreadWriter(path, header, known, self._handle.check)
         flying: deque[tuple[Future[Written], int]] = deque()
         try:
@@ -92,6 +96,12 @@ class DirectFeed:
             return writer.close()
         finally:
             writer.abort()
+
+    def _sent(self) -> Iterator[list[memoryview]]:
+        """The blocks of each window, for a store; counted once the next window is asked for."""
+        for window in self._plan.windows(_DIRECT_BYTES):
+            yield self._sources.views(window)
+            self._handle.wrote(window.size_bytes)
 
     def _landed(self, future: Future[Written], size_bytes: int) -> None:
         future.result()
@@ -176,25 +186,42 @@ class StagedFeed:
         if self._dead.is_set():
             raise SaveFailed("the save failed while its tensors were copied")
 
-    def into(self, path: Path, known: Known | None) -> tuple[Written, int]:
+    def into(self, path: Where, known: Known | None) -> tuple[Written, int]:
         """As ``Feed``."""
         header = b"" if self._incremental else self._plan.header
+        if isinstance(path, Place):
+            check, size_bytes = self._handle.check, self._plan.size_bytes
+            return upload(path, header, known, self._sent(), check, size_bytes)
         writer = ProcessWriter(path, header, known, self._handle.check)
         try:
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, BaseException):
-                    self._drained = True
-                    raise item
-                slot, sizes = item
-                try:
-                    writer.put(slot, sizes)
-                finally:
-                    ARENA.give(slot)
-                self._handle.wrote(sum(sizes))
-            self._drained = True
+            for slot, sizes in self._staged():
+                writer.put(slot, sizes)
             return writer.close()
         finally:
             writer.abort()
+
+    def _staged(self) -> Iterator[tuple[Slot, array[int]]]:
+        """Slots as they are filled; each is handed back when the next one is asked for."""
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                self._drained = True
+                raise item
+            slot, sizes = item
+            try:
+                yield slot, sizes
+            finally:
+                ARENA.give(slot)
+            self._handle.wrote(sum(sizes))
+        self._drained = True
+
+    def _sent(self) -> Iterator[list[memoryview]]:
+        """The blocks of each slot, for a store."""
+        for slot, sizes in self._staged():
+            data, at, blocks = memory(slot.tensor), 0, []
+            for size in sizes:
+                blocks.append(data[at : at + size])
+                at += size
+            yield blocks
 
     def drain(self) -> None:
         """As ``Feed``: the copying side may wait for a slot; it is told, and heard to its end."""

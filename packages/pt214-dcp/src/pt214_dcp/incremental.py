@@ -19,6 +19,7 @@ from pt214_dcp.blocks import Known
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.errors import SaveFailed
 from pt214_dcp.manifest import HASH_BYTES, linked_name
+from pt214_dcp.stores.place import Where
 
 MOST_FILES = 64  # that one manifest leans on; a longer chain is ended by a full save. Not tuned.
 
@@ -33,7 +34,7 @@ class Base:
         known: hash of a block -> 1 + index in ``files``, offset; None for a save in full.
     """
 
-    files: tuple[Path, ...] = ()
+    files: tuple[Where, ...] = ()
     names: tuple[str, ...] = ()
     known: Known | None = None
 
@@ -54,7 +55,7 @@ def base_of(checkpoint: Checkpoint, rank: int) -> Base:
     return Base(tuple(files), tuple(names), known)
 
 
-def link_used(base: Base, folder: Path, block_files: Sequence[int]) -> tuple[Sequence[int], Base]:
+def link_used(base: Base, folder: Where, block_files: Sequence[int]) -> tuple[Sequence[int], Base]:
     """Link what the blocks lean on into ``folder``; number the files anew without the rest.
 
     Args:
@@ -69,6 +70,8 @@ def link_used(base: Base, folder: Path, block_files: Sequence[int]) -> tuple[Seq
     number = {0: 0} | {old: new for new, old in enumerate(used, start=1)}
     for old in used:
         file, name = base.files[old - 1], base.names[old - 1]
+        assert isinstance(file, Path)  # a save with a base in a store was refused
+        assert isinstance(folder, Path)
         try:
             os.link(file, folder / name, follow_symlinks=False)
         except OSError as error:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from pt214_dcp.own import OwnFill, own_fills
 from pt214_dcp.reads import Reads
 from pt214_dcp.staging import bits, part_of
 from pt214_dcp.state import Flat
+from pt214_dcp.stores.place import Where
 from pt214_dcp.table import Table
 
 Progress = Callable[[int, int], None]
@@ -74,7 +74,7 @@ class _Prepared:
 
 
 def load_into(
-    state_dict: dict[Any, Any], path: Path, ranks: Ranks, options: LoadOptions
+    state_dict: dict[Any, Any], path: Where, ranks: Ranks, options: LoadOptions
 ) -> LoadReport:
     """Fill ``state_dict``; see ``api.load`` for arguments and errors."""
     with ExitStack() as files:
@@ -105,7 +105,7 @@ def load_into(
 @uncollected()
 @torch.no_grad()
 def _prepare(
-    state_dict: dict[Any, Any], path: Path, ranks: Ranks, options: LoadOptions, files: ExitStack
+    state_dict: dict[Any, Any], path: Where, ranks: Ranks, options: LoadOptions, files: ExitStack
 ) -> _Prepared:
     """Open, compare and find; again, if a saver replaced the checkpoint meanwhile."""
     flat = state.take_apart(state_dict, fill=True)
@@ -236,7 +236,7 @@ def _replace_values(state_dict: dict[Any, Any], prepared: _Prepared) -> None:
 
 
 def _together(
-    ranks: Ranks, path: Path, prepared: _Prepared | None, failure: BaseException | None
+    ranks: Ranks, path: Where, prepared: _Prepared | None, failure: BaseException | None
 ) -> None:
     """All ranks go on with the same generation, or all raise."""
     name = prepared.checkpoint.commit.generation if prepared else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pt214_dcp.arena import LEAST_BYTES, available_bytes
 from pt214_dcp.errors import BadOption
+from pt214_dcp.stores.place import Where
 
 TIMEOUT_S = 600.0  # for ranks that never report; as torch's own collectives on the CPU, rounded
 Progress = Callable[[int, int], None]
@@ -24,7 +24,7 @@ class SaveOptions:
     overwrite: bool = True
     staging_bytes: int | None = None
     overlap: tuple[torch.optim.Optimizer, ...] = ()
-    base: Path | None = None
+    base: Where | None = None
     hashes: bool = False
     key_group: str | None = None
     progress: Progress | None = None

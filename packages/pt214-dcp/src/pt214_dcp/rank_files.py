@@ -34,6 +34,7 @@ from pt214_dcp.layout import Held, whole_box
 from pt214_dcp.manifest import Manifest, Own, data_name, manifest_name, pack_manifest
 from pt214_dcp.plan import plan
 from pt214_dcp.root import RankRecord, TableRecord
+from pt214_dcp.stores.place import Where, make_folder, sync_folder, write_new
 from pt214_dcp.structure import Structure
 from pt214_dcp.table import Table, TensorRecord, pack_table, table_name
 
@@ -136,42 +137,42 @@ def _plan(
     return file_plan([*table.keys, *own_keys], [*table.tensors, *own], parts)
 
 
-def write_rank(folder: Path, rank_files: RankFiles, feed: Feed, handle: SaveHandle) -> Report:
+def write_rank(folder: Where, rank_files: RankFiles, feed: Feed, handle: SaveHandle) -> Report:
     """Write and make durable what a rank has; ``folder`` is the generation's.
 
     Raises:
         SaveFailed: no room; the message has the bytes needed and free.
         OSError: what else the disk answers.
     """
-    files.make_folder(folder)
+    make_folder(folder)
     size_bytes = rank_files.plan.size_bytes
     known = rank_files.base.known
     valid = known is None
-    if valid:
+    if valid and isinstance(folder, Path):
         _check_room(folder, size_bytes)
     try:
         path = folder / data_name(rank_files.rank, valid=valid)
         written, data_bytes = feed.into(path, known)
         manifest = _manifest(rank_files, folder, written, data_bytes, valid=valid)
         packed = pack_manifest(manifest, rank_files.plan.columns)
-        files.write_new(folder / manifest_name(rank_files.rank), packed, handle.check)
+        write_new(folder / manifest_name(rank_files.rank), packed, handle.check)
         table = None
         if rank_files.table is not None:
             data = pack_table(rank_files.table)
-            files.write_new(folder / table_name(rank_files.group), data, handle.check)
+            write_new(folder / table_name(rank_files.group), data, handle.check)
             table = TableRecord(len(data), files.digest(data))
     except OSError as error:
-        if error.errno in _NO_ROOM and not isinstance(error, SaveFailed):
+        if isinstance(folder, Path) and error.errno in _NO_ROOM:
             raise _no_room(folder, size_bytes, error.errno or 0) from error
         raise
-    files.sync_folder(folder)
+    sync_folder(folder)
     digest = files.digest(packed)
     record = RankRecord(len(packed), data_bytes, rank_files.group, digest)
     return Report(record, table)
 
 
 def _manifest(
-    rank_files: RankFiles, folder: Path, written: Written, data_bytes: int, *, valid: bool
+    rank_files: RankFiles, folder: Where, written: Written, data_bytes: int, *, valid: bool
 ) -> Manifest:
     """The manifest; the files that it leans on are linked into ``folder``."""
     header = rank_files.plan.header if valid else b""

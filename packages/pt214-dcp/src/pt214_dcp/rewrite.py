@@ -32,6 +32,7 @@ from pt214_dcp.plan import plan
 from pt214_dcp.rank_files import RankFiles, write_rank
 from pt214_dcp.reads import Reads
 from pt214_dcp.repair import QUIET_S
+from pt214_dcp.stores.place import Where
 from pt214_dcp.table import Table, TensorRecord
 
 Progress = Callable[[int, int], None]
@@ -79,7 +80,7 @@ def rewrite(
                 )
                 for job in jobs
             }
-        commit.commit(target, generation, reports)
+        commit.commit(target, generation, reports, commit.seen(target))
     except BaseException:
         if commit.committed(target) != generation:
             commit.discard(target, generation)
@@ -107,8 +108,9 @@ class _Feed:
     def drain(self) -> None:
         """Nothing is held."""
 
-    def into(self, path: Path, known: Known | None) -> tuple[Written, int]:
+    def into(self, path: Where, known: Known | None) -> tuple[Written, int]:
         """As ``Feed``."""
+        assert isinstance(path, Path)
         plan = self._job.files.plan
         header = plan.header if known is None else b""
         writer = ThreadWriter(path, header, known, self._handle.check)

@@ -24,7 +24,15 @@ from pt214_dcp.agree import Agreement, Claim, Ranks, agree
 from pt214_dcp.ballot import Ballot
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.compat import default_store
-from pt214_dcp.errors import AlreadyThere, BadPath, NotACheckpoint, SaveCancelled, SaveFailed
+from pt214_dcp.errors import (
+    AlreadyThere,
+    BadOption,
+    BadPath,
+    CommitConflict,
+    NotACheckpoint,
+    SaveCancelled,
+    SaveFailed,
+)
 from pt214_dcp.feed import Feed, feed_of
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base, base_of
@@ -32,6 +40,7 @@ from pt214_dcp.options import SaveOptions
 from pt214_dcp.rank_files import RankFiles, Report, write_rank
 from pt214_dcp.root import Commit
 from pt214_dcp.staging import content_hash
+from pt214_dcp.stores.place import Place, Where
 from pt214_dcp.structure import Structure, replica_hashes, structure_of
 from pt214_dcp.trees import values_of
 
@@ -41,7 +50,7 @@ _RUNNING: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
 
 def start(
     state_dict: dict[Any, Any],
-    path: Path,
+    path: Where,
     ranks: Ranks,
     options: SaveOptions,
     *,
@@ -61,11 +70,13 @@ def start(
     started = time.monotonic()
     structure: Structure | None = None
     claim: Claim | None = None
-    base = Base()
+    base, seen = Base(), commit.Seen()
     failure = earlier
     if failure is None:
         try:
             _check_path(path, options)
+            if ranks.rank == 0:
+                seen = commit.seen(path)
             structure = structure_of(state_dict, ranks.global_ranks)
             base = _base(path, options, ranks.rank)
             claim = _claim(structure, ranks, options)
@@ -73,11 +84,20 @@ def start(
             failure = error
     agreement = agree(ranks, claim, failure)
     assert structure is not None
-    return _Save(path, ranks, options, structure, agreement, base, started).begin(blocking)
+    return _Save(path, ranks, options, structure, agreement, base, seen, started).begin(blocking)
 
 
-def _check_path(path: Path, options: SaveOptions) -> None:
+def _check_path(path: Where, options: SaveOptions) -> None:
     """Refuse what can never hold a checkpoint before anything is copied."""
+    if isinstance(path, Path):
+        _check_folder(path)
+    if not options.overwrite and commit.committed(path) is not None:
+        raise AlreadyThere(
+            f"{path}: a checkpoint lies here, and overwrite is False; choose another path"
+        )
+
+
+def _check_folder(path: Path) -> None:
     try:
         path.is_dir()
         os.lstat(path)
@@ -86,10 +106,6 @@ def _check_path(path: Path, options: SaveOptions) -> None:
     except (OSError, ValueError) as error:  # too long a name, a NUL in it...
         if not isinstance(error, NotADirectoryError):
             raise BadPath(f"{str(path)!r} can't be a folder: {error}") from error
-    if not options.overwrite and commit.committed(path) is not None:
-        raise AlreadyThere(
-            f"{path}: a checkpoint lies here, and overwrite is False; choose another path"
-        )
     for folder in (path, *path.parents):
         if folder.is_dir():
             return
@@ -100,9 +116,14 @@ def _check_path(path: Path, options: SaveOptions) -> None:
             )
 
 
-def _base(path: Path, options: SaveOptions, rank: int) -> Base:
+def _base(path: Where, options: SaveOptions, rank: int) -> Base:
     if options.base is None:
         return Base(known={}) if options.hashes else Base()
+    if not (isinstance(path, Path) and isinstance(options.base, Path)):
+        raise BadOption(
+            f"base is {options.base}, for a save to {path}: an incremental save links files, which "
+            "only a file system can do; leave base out"
+        )
     try:
         return base_of(open_checkpoint(options.base), rank)
     except NotACheckpoint:
@@ -135,11 +156,12 @@ class _Save:
     """One save: what its foreground has found and its background needs."""
 
     def __init__(
-        self, path: Path, ranks: Ranks, options: SaveOptions, structure: Structure,
-        agreement: Agreement, base: Base, started: float,
+        self, path: Where, ranks: Ranks, options: SaveOptions, structure: Structure,
+        agreement: Agreement, base: Base, seen: commit.Seen, started: float,
     ) -> None:  # fmt: skip
         self.path, self.ranks, self.options = path, ranks, options
         self.generation, self.base = f"gen-{agreement.uuid}", base
+        self.seen = seen
         table = structure.table(agreement.members)
         self.rank_files = RankFiles.of(structure, table, agreement, ranks.rank, base)
         plan = self.rank_files.plan
@@ -208,10 +230,10 @@ class _Save:
 
     def _commit(self, reports: dict[int, Report]) -> int:
         self.handle.begin_commit()
-        previous = commit.committed(self.path)
+        previous = commit.previous(self.path, self.seen)
         if previous is not None and not self.options.overwrite:
             raise AlreadyThere(f"{self.path}: another saver committed here meanwhile")
-        root: Commit = commit.commit(self.path, self.generation, reports)
+        root: Commit = commit.commit(self.path, self.generation, reports, self.seen)
         try:
             commit.remove_old(self.path, previous, stale_s=2 * self.options.timeout_s)
         except OSError as error:  # the new checkpoint is safe; only space is lost
@@ -222,6 +244,8 @@ class _Save:
         """Remove what was written for nothing. What may have been committed is never touched."""
         named = commit.committed(self.path)
         unsure = named is None and self.handle.began_commit  # the rename may have come through
+        if isinstance(self.path, Place) and not isinstance(error, CommitConflict):
+            unsure = self.handle.began_commit  # a request that was given up may still arrive
         if self.ranks.rank == 0 and named != self.generation and not unsure:
             try:
                 commit.discard(self.path, self.generation)

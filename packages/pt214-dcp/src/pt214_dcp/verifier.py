@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,6 +13,8 @@ from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.data_files import DataFiles, check_header
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.manifest import BLOCK_BYTES
+from pt214_dcp.stores.place import Place
+from pt214_dcp.stores.resolve import where
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Verified:
 
 
 def verify(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Place,
     *,
     raises: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -42,7 +43,7 @@ def verify(
     """Check all checksums of the checkpoint at ``path``.
 
     Args:
-        path: its folder.
+        path: its folder, or a URL, as for ``save``.
         raises: raise on the first damaged block; else go on and list them in ``errors``.
         progress: called with bytes read and bytes in all, after each chunk.
 
@@ -50,7 +51,7 @@ def verify(
         NotACheckpoint: nothing is committed there.
         ChunkCorrupt: a record is damaged, or a block is and ``raises`` is set.
     """
-    checkpoint = open_checkpoint(Path(path).absolute())
+    checkpoint = open_checkpoint(where(path))
     errors: list[str] = []
     chunks, read_bytes = 0, 0
     manifests = list(checkpoint.manifests())

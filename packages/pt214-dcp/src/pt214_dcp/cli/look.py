@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any
 
-from pt214_dcp.checkpoint import open_checkpoint
+from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.cli.answer import Answer, Command, path_argument, size_of
 from pt214_dcp.errors import BadOption
@@ -51,13 +52,18 @@ def info(arguments: argparse.Namespace) -> Answer:
         "chunks": sum(len(manifest.chunks) for manifest in manifests),
         "size_bytes": checkpoint.commit.size_bytes,
         "rank_size_bytes": [manifest.data_bytes for manifest in manifests],
-        "linked_bytes": sum((checkpoint.folder / name).stat().st_size for name in linked),
+        "linked_bytes": _linked_bytes(checkpoint, linked),
         "hashes": all(manifest.hashes for manifest in manifests if manifest.chunks),
         "values": values_of(checkpoint.tree),
     }
     lines = [f"{name}: {value}" for name, value in facts.items() if name != "values"]
     lines += [f"  {key} = {value}" for key, value in facts["values"].items()]
     return Answer(facts, lines)
+
+
+def _linked_bytes(checkpoint: Checkpoint, names: set[str]) -> int:
+    folder = checkpoint.folder
+    return sum((folder / n).stat().st_size for n in names) if isinstance(folder, Path) else 0
 
 
 def cat(arguments: argparse.Namespace) -> Answer:

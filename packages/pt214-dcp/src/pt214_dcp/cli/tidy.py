@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+from pathlib import Path
 
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
@@ -11,6 +11,7 @@ from pt214_dcp.cli.answer import Answer, Command, path_argument, shown, size_of
 from pt214_dcp.errors import BadOption
 from pt214_dcp.repair import QUIET_S, repair
 from pt214_dcp.rewrite import rewrite
+from pt214_dcp.stores.place import remove
 
 
 def run_prune(arguments: argparse.Namespace) -> Answer:
@@ -25,7 +26,7 @@ def run_prune(arguments: argparse.Namespace) -> Answer:
     removed = [step for step in steps if step not in kept]
     for step in removed:
         if not arguments.dry_run:
-            shutil.rmtree(checkpoints.path(step))
+            remove(checkpoints.path(step))
     words = "would remove" if arguments.dry_run else "removed"
     facts = {"removed": removed, "kept": sorted(kept), "dry_run": arguments.dry_run}
     return Answer(facts, [f"{words} {removed or 'nothing'}", f"kept {sorted(kept)}"])
@@ -34,7 +35,8 @@ def run_prune(arguments: argparse.Namespace) -> Answer:
 def run_repair(arguments: argparse.Namespace) -> Answer:
     """Remove what killed savers left."""
     checkpoints = Checkpointer(arguments.path)
-    paths = [path for _, path in checkpoints._folders()] or [arguments.path.absolute()]
+    steps = [path for _, path in checkpoints._folders() if isinstance(path, Path)]
+    paths = steps or [arguments.path.absolute()]
     removed: list[str] = []
     kept: dict[str, str] = {}
     size_bytes = 0

@@ -180,7 +180,7 @@ class Writer(StorageWriter):
         table = TableRecord(len(data), files.digest(data))
         reports[0] = Report(reports[0].record, table)
         previous = commit.committed(self.path)
-        commit.commit(self.path, folder.name, reports)
+        commit.commit(self.path, folder.name, reports, commit.seen(self.path))
         commit.remove_old(self.path, previous, stale_s=2 * TIMEOUT_S)
 
 

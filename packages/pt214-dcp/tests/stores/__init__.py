@@ -1,0 +1,1 @@
+"""Stores, against a real S3 server."""
