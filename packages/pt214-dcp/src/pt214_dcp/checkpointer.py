@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import struct
 import time
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from pt214_dcp.commit import committed
 from pt214_dcp.errors import NotACheckpoint
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
+from pt214_dcp.retention import remove_checkpoint
 from pt214_dcp.saver import start
 
 if TYPE_CHECKING:
@@ -190,5 +190,8 @@ class Checkpointer:
         kept = self.steps()[-self._keep :]
         for step, path in self._folders():
             if kept and step not in kept and step < max(kept[0], before):
-                shutil.rmtree(path, ignore_errors=True)
-                logger.info("removed the checkpoint of step %d", step)
+                try:
+                    remove_checkpoint(path)
+                    logger.info("removed the checkpoint of step %d", step)
+                except OSError as error:  # space is all it costs; the next save tries again
+                    logger.warning("could not remove the checkpoint of step %d: %s", step, error)

@@ -49,6 +49,14 @@ def path_argument(parser: argparse.ArgumentParser, name: str = "path", about: st
     parser.add_argument(name, type=Path, help=about or "folder of a checkpoint")
 
 
+def above_zero(text: str) -> int:
+    """Type of an option that counts."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not allowed; it must be 1 or more")
+    return number
+
+
 def shown(arguments: argparse.Namespace, title: str) -> Any:
     """A meter on stderr if somebody looks at it."""
     wanted: bool | Told = sys.stderr.isatty() and not arguments.json
