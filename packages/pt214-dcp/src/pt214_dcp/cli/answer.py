@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import enum
+import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ class Status(enum.IntEnum):
     WELL = 0
     FOUND = 1  # damage, differences, or no checkpoint
     USAGE = 2
+    INTERRUPTED = 130  # as shells tell of Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,12 @@ class Answer:
     facts: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     status: Status = Status.WELL
+
+    def text(self, *, as_json: bool) -> str:
+        """What to print."""
+        if as_json:
+            return json.dumps(_finite(self.facts), allow_nan=False)
+        return "\n".join(self.lines)
 
 
 class Command(NamedTuple):
@@ -61,6 +70,15 @@ def shown(arguments: argparse.Namespace, title: str) -> Any:
     """A meter on stderr if somebody looks at it."""
     wanted: bool | Told = sys.stderr.isatty() and not arguments.json
     return meter(wanted, title)
+
+
+def _finite(facts: Any) -> Any:
+    """JSON has no NaN and no infinity, so they become the texts "nan", "inf" and "-inf"."""
+    if isinstance(facts, float):
+        return facts if math.isfinite(facts) else str(facts)
+    if isinstance(facts, dict):
+        return {key: _finite(value) for key, value in facts.items()}
+    return [_finite(each) for each in facts] if isinstance(facts, list) else facts
 
 
 def size_of(count: int) -> str:

@@ -65,15 +65,21 @@ def _difference(a: Checkpoint, b: Checkpoint, key: str) -> dict[str, Any]:
         return {}
     first = unequal.nonzero()[0].tolist() if unequal.dim() else []
     found: dict[str, Any] = {"unequal_elements": count, "first_index": first}
-    if left.dtype.is_floating_point or left.dtype.is_complex:
-        wide = torch.complex128 if left.dtype.is_complex else torch.float64
-        gap = (left.to(wide) - right.to(wide)).abs()
-        scale = torch.maximum(left.to(wide).abs(), right.to(wide).abs())
-        found["max_absolute"] = float(gap.max())
-        found["max_relative"] = float((gap / scale.clamp(min=1e-300)).max())
-    elif left.dtype != torch.bool:
-        found["max_absolute"] = int((left.to(torch.int64) - right.to(torch.int64)).abs().max())
-    return found
+    return found | _distance(left[unequal], right[unequal])
+
+
+def _distance(left: torch.Tensor, right: torch.Tensor) -> dict[str, Any]:
+    """How far apart elements are that differ; equal ones, such as a mask's -inf, are no part."""
+    if left.dtype == torch.bool:
+        return {}
+    wide = torch.complex128 if left.dtype.is_complex else torch.float64
+    gap = (left.to(wide) - right.to(wide)).abs()
+    if not (left.dtype.is_floating_point or left.dtype.is_complex):
+        at = int(gap.argmax())  # in float64, since int64 wraps; the answer itself is exact
+        return {"max_absolute": abs(int(left[at]) - int(right[at]))}
+    scale = torch.maximum(left.to(wide).abs(), right.to(wide).abs())
+    relative = gap / scale.clamp(min=1e-300)
+    return {"max_absolute": float(gap.max()), "max_relative": float(relative.max())}
 
 
 def _add_diff(parser: argparse.ArgumentParser) -> None:
