@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 import pt214_dcp
 import pytest
 import torch
-from pt214_dcp.__main__ import main
+from pt214_dcp.__main__ import COMMANDS, main
 
 Told = Callable[..., tuple[int, Any]]
 
@@ -93,3 +95,14 @@ def test_bench_tells_no_times_of_a_save_or_load_that_does_nothing(
     status, facts = told("bench", tmp_path, "--mib", 16, "--rounds", 1)
     assert (status, facts["error"]) == (1, error)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_of_the_command_line_has_every_command_with_its_options() -> None:
+    page = Path(__file__).parents[3] / "docs" / "dcp-cli.md"
+    rows = re.findall(r"^\| `(\w+) (.*?)` \|", page.read_text(), re.M)
+    told = {name: set(re.findall(r"--[\w-]+", words)) for name, words in rows}
+    for name, command in COMMANDS.items():
+        parser = argparse.ArgumentParser(add_help=False)
+        command.add(parser)
+        options = {text for action in parser._actions for text in action.option_strings}
+        assert told[name] == options, name
