@@ -52,7 +52,7 @@ def test_every_command_has_help_that_names_the_exit_status(
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == 0
-    assert "Exit status: 0 well" in capsys.readouterr().out
+        assert "Exit status: 0 well" in capsys.readouterr().out
 
 
 def test_ls_of_a_folder_of_steps_lists_them(tmp_path: Path, told: Told) -> None:

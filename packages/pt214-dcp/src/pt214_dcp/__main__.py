@@ -1,12 +1,13 @@
 """``python -m pt214_dcp COMMAND ...``: look into checkpoints, compare, tidy and rewrite them.
 
-Exit status: 0 well, 1 damage, differences or no checkpoint, 2 wrong usage.
+Exit status: 0 well, 1 damage, differences or no checkpoint, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,16 +26,19 @@ COMMANDS: dict[str, Command] = {
 }  # fmt: skip
 
 
+_STATUS = "Exit status: 0 well, 1 damage, differences or no checkpoint, 2 wrong usage."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="pt214 dcp",
         description="Look into checkpoints, compare, tidy and rewrite them.",
-        epilog="Exit status: 0 well, 1 damage, differences or no checkpoint, 2 wrong usage.",
+        epilog=_STATUS,
     )
     below = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        sub = below.add_parser(name, help=command.help, description=command.help)
+        sub = below.add_parser(name, help=command.help, description=command.help, epilog=_STATUS)
         command.add(sub)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
@@ -47,8 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return status
-    print(json.dumps(answer.facts) if arguments.json else "\n".join(answer.lines))
+    except KeyboardInterrupt:
+        return Status.INTERRUPTED
+    _show(answer.text(as_json=arguments.json))
     return answer.status
+
+
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # exit flushes once more
 
 
 if __name__ == "__main__":

@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import Ranks, exchange, members
 from pt214_dcp.api import PathLike, earlier_error, load, prepare
+from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.commit import committed
-from pt214_dcp.errors import BadOption, NotACheckpoint
+from pt214_dcp.errors import BadOption, CheckpointError, NotACheckpoint
+from pt214_dcp.fallback import Met, all_may_go_back, met
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import TIMEOUT_S, save_options
+from pt214_dcp.retention import remove_checkpoint
 from pt214_dcp.saver import start
-from pt214_dcp.stores.place import Where, children, remove
+from pt214_dcp.stores.place import Where, children
 from pt214_dcp.stores.resolve import where
+from pt214_dcp.verifier import verify
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +98,7 @@ class Checkpointer:
             hashes=full_every is not None,
         )  # fmt: skip
         self._saves = 0
+        self._damaged: set[int] = set()  # found by restore; rank 0's counts
         self._last_s = time.monotonic()
 
     def save(
@@ -122,29 +127,64 @@ class Checkpointer:
         options = replace(self._options, base=self._base(ranks))
         self._saves += 1
         self.handle = start(state_dict, self.path(step), ranks, options, earlier=earlier)
-        self.handle.on_commit(lambda: self._prune(before=step) if ranks.rank == 0 else None)
+        self.handle.on_commit(lambda: self._committed(step) if ranks.rank == 0 else None)
         return self.handle
 
     def prepare(self, state_dict: dict[Any, Any]) -> None:
         """Before training: have memory and plan ready, so that the first save blocks no longer."""
         prepare(state_dict, process_group=self._group, staging_bytes=self._options.staging_bytes)
 
-    def restore(self, state_dict: dict[Any, Any]) -> int:
+    def restore(self, state_dict: dict[Any, Any], *, fallback: bool = False) -> int:
         """Load the newest checkpoint into ``state_dict`` and return its step; collective.
+
+        Args:
+            state_dict: as for ``load``.
+            fallback: where the newest is damaged, load the newest that is not, on all ranks. What
+                was damaged is logged, stays on the disk until a later save's retention, and is
+                neither counted as kept nor taken as a base meanwhile.
 
         Raises:
             NotACheckpoint: the folder holds none.
+            ChunkCorrupt: it is damaged; with ``fallback``, all are, and this is the newest's error.
+            CheckpointError: as ``load``.
         """
         self.wait()
         ranks = members(self._group)
-        latest = self.latest()
-        # Rank 0 decides: another rank may not see the newest folder yet, or may see a newer one.
-        sent = struct.pack("<q", -1 if latest is None else latest)
-        step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
-        if step < 0:
-            raise NotACheckpoint(f"{self.folder}: no committed checkpoint to restore")
-        load(state_dict, self.path(step), process_group=self._group)
-        return step
+        first: Exception | None = None
+        while (step := _agreed(ranks, self._rooted())) is not None:
+            try:
+                load(state_dict, self.path(step), process_group=self._group)
+                return step
+            except Exception as error:
+                if not fallback and met(error) is Met.DAMAGE:
+                    error.add_note("restore(fallback=True) loads the newest that is not damaged")
+                if not fallback or not all_may_go_back(ranks, error):
+                    raise
+                first = first or error
+                self._damaged.add(step)
+                logger.warning("step %d is damaged, so an older one is tried: %s", step, error)
+        if first is not None:
+            self._damaged.clear()  # nothing is left to go back to: they are what there is
+            raise first
+        raise NotACheckpoint(f"{self.folder}: no committed checkpoint to restore")
+
+    def latest_valid(self) -> int | None:
+        """The newest step of which every byte fits its checksum, or None.
+
+        Not collective, and reads whole checkpoints: to resume, ``restore(fallback=True)`` reads
+        only what each rank loads.
+        """
+        for step in sorted((step for step, _ in self._folders()), reverse=True):
+            if not _root(self.path(step)):
+                continue
+            try:
+                verify(self.path(step))
+                return step
+            except (CheckpointError, OSError) as error:
+                if met(error) is not Met.DAMAGE:
+                    raise
+                logger.warning("step %d is damaged: %s", step, error)
+        return None
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are committed, rising."""
@@ -179,10 +219,20 @@ class Checkpointer:
         """The newest checkpoint, as rank 0 sees it, if this save is an incremental one."""
         if self._full_every is None or self._saves % self._full_every == 0:
             return None
-        latest = self.latest()
-        sent = struct.pack("<q", -1 if latest is None else latest)
-        step = int(struct.unpack("<q", exchange(ranks, sent)[0])[0])
-        return None if step < 0 else self.path(step)
+        step = _agreed(ranks, self._whole())
+        return None if step is None else self.path(step)
+
+    def _whole(self) -> list[int]:
+        """Steps that are committed and of which no damage is known."""
+        return [step for step in self.steps() if step not in self._damaged]
+
+    def _rooted(self) -> list[int]:
+        """Steps that have a root record, if a damaged one, and of which no damage is known."""
+        return [step for step, path in self._folders() if step not in self._damaged and _root(path)]
+
+    def _committed(self, step: int) -> None:
+        self._damaged.discard(step)  # replaced
+        self._prune(before=step)
 
     def _folders(self) -> list[tuple[int, Where]]:
         found = ((_STEP.fullmatch(path.name), path) for path in children(self.folder))
@@ -192,8 +242,29 @@ class Checkpointer:
         """Remove committed steps beyond ``keep``, and older ones that were never committed."""
         if self._keep is None:
             return
-        kept = self.steps()[-self._keep :]
+        kept = self._whole()[-self._keep :]
         for step, path in self._folders():
             if kept and step not in kept and step < max(kept[0], before):
-                remove(path)
-                logger.info("removed the checkpoint of step %d", step)
+                try:
+                    remove_checkpoint(path)
+                    logger.info("removed the checkpoint of step %d", step)
+                except OSError as error:  # space is all it costs; the next save tries again
+                    logger.warning("could not remove the checkpoint of step %d: %s", step, error)
+
+
+def _root(path: Where) -> bool:
+    """Whether a record lies there: a damaged one says that something was committed."""
+    try:
+        read_commit(path)
+    except NotACheckpoint:
+        return False
+    except CheckpointError:
+        return True
+    return True
+
+
+def _agreed(ranks: Ranks, steps: Iterable[int]) -> int | None:
+    """Rank 0's newest: another rank may not see the newest folder yet, or may see a newer one."""
+    newest = max(steps, default=-1)
+    step = int(struct.unpack("<q", exchange(ranks, struct.pack("<q", newest))[0])[0])
+    return None if step < 0 else step

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import enum
+import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ class Status(enum.IntEnum):
     WELL = 0
     FOUND = 1  # damage, differences, or no checkpoint
     USAGE = 2
+    INTERRUPTED = 130  # as shells tell of Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,12 @@ class Answer:
     lines: list[str] = field(default_factory=list)
     status: Status = Status.WELL
 
+    def text(self, *, as_json: bool) -> str:
+        """What to print."""
+        if as_json:
+            return json.dumps(_finite(self.facts), allow_nan=False)
+        return "\n".join(self.lines)
+
 
 class Command(NamedTuple):
     """A command's words and what it does."""
@@ -49,10 +58,27 @@ def path_argument(parser: argparse.ArgumentParser, name: str = "path", about: st
     parser.add_argument(name, type=Path, help=about or "folder of a checkpoint")
 
 
+def above_zero(text: str) -> int:
+    """Type of an option that counts."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not allowed; it must be 1 or more")
+    return number
+
+
 def shown(arguments: argparse.Namespace, title: str) -> Any:
     """A meter on stderr if somebody looks at it."""
     wanted: bool | Told = sys.stderr.isatty() and not arguments.json
     return meter(wanted, title)
+
+
+def _finite(facts: Any) -> Any:
+    """JSON has no NaN and no infinity, so they become the texts "nan", "inf" and "-inf"."""
+    if isinstance(facts, float):
+        return facts if math.isfinite(facts) else str(facts)
+    if isinstance(facts, dict):
+        return {key: _finite(value) for key, value in facts.items()}
+    return [_finite(each) for each in facts] if isinstance(facts, list) else facts
 
 
 def size_of(count: int) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
-from pt214_dcp.cli.answer import Answer, Command, path_argument, shown, size_of
+from pt214_dcp.cli.answer import Answer, Command, above_zero, path_argument, shown, size_of
 from pt214_dcp.errors import BadOption
 from pt214_dcp.repair import QUIET_S, repair
+from pt214_dcp.retention import kept_steps, remove_checkpoint
 from pt214_dcp.rewrite import rewrite
-from pt214_dcp.stores.place import remove
 
 
 def run_prune(arguments: argparse.Namespace) -> Answer:
@@ -20,13 +20,11 @@ def run_prune(arguments: argparse.Namespace) -> Answer:
         raise BadOption(f"--keep is {arguments.keep}; it must be 1 or more")
     checkpoints = Checkpointer(arguments.path)
     steps = checkpoints.steps()
-    kept = set(steps[-arguments.keep :])
-    if arguments.every:
-        kept |= {step for step in steps if step % arguments.every == 0}
+    kept = kept_steps(checkpoints.folder, steps, arguments.keep, arguments.every)
     removed = [step for step in steps if step not in kept]
     for step in removed:
         if not arguments.dry_run:
-            remove(checkpoints.path(step))
+            remove_checkpoint(checkpoints.path(step))
     words = "would remove" if arguments.dry_run else "removed"
     facts = {"removed": removed, "kept": sorted(kept), "dry_run": arguments.dry_run}
     return Answer(facts, [f"{words} {removed or 'nothing'}", f"kept {sorted(kept)}"])
@@ -81,7 +79,7 @@ def _disk_bytes(arguments: argparse.Namespace) -> int:
 def _add_prune(parser: argparse.ArgumentParser) -> None:
     path_argument(parser, about="folder of a Checkpointer")
     parser.add_argument("--keep", type=int, required=True, help="so many of the newest steps")
-    parser.add_argument("--every", type=int, help="and all steps that this divides")
+    parser.add_argument("--every", type=above_zero, help="and all steps that this divides")
     parser.add_argument("--dry-run", action="store_true", help="only tell")
 
 
