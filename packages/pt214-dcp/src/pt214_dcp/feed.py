@@ -16,8 +16,9 @@ import queue
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Protocol
 
 import torch
@@ -191,16 +192,18 @@ class StagedFeed:
         header = b"" if self._incremental else self._plan.header
         if isinstance(path, Place):
             check, size_bytes = self._handle.check, self._plan.size_bytes
-            return upload(path, header, known, self._sent(), check, size_bytes)
+            with closing(self._sent()) as sent:  # an error must not keep its slot
+                return upload(path, header, known, sent, check, size_bytes)
         writer = ProcessWriter(path, header, known, self._handle.check)
         try:
-            for slot, sizes in self._staged():
-                writer.put(slot, sizes)
+            with closing(self._staged()) as staged:
+                for slot, sizes in staged:
+                    writer.put(slot, sizes)
             return writer.close()
         finally:
             writer.abort()
 
-    def _staged(self) -> Iterator[tuple[Slot, array[int]]]:
+    def _staged(self) -> Generator[tuple[Slot, array[int]], None, None]:
         """Slots as they are filled; each is handed back when the next one is asked for."""
         while (item := self._queue.get()) is not None:
             if isinstance(item, BaseException):
@@ -214,14 +217,15 @@ class StagedFeed:
             self._handle.wrote(sum(sizes))
         self._drained = True
 
-    def _sent(self) -> Iterator[list[memoryview]]:
+    def _sent(self) -> Generator[list[memoryview], None, None]:
         """The blocks of each slot, for a store."""
-        for slot, sizes in self._staged():
-            data, at, blocks = memory(slot.tensor), 0, []
-            for size in sizes:
-                blocks.append(data[at : at + size])
-                at += size
-            yield blocks
+        with closing(self._staged()) as staged:
+            for slot, sizes in staged:
+                data, at, blocks = memory(slot.tensor), 0, []
+                for size in sizes:
+                    blocks.append(data[at : at + size])
+                    at += size
+                yield blocks
 
     def drain(self) -> None:
         """As ``Feed``: the copying side may wait for a slot; it is told, and heard to its end."""
