@@ -32,7 +32,7 @@ from pt214_dcp.errors import LoadFailed
 from pt214_dcp.find import Finder
 from pt214_dcp.interop.stock_paths import names_of
 from pt214_dcp.layout import Box
-from pt214_dcp.load import plan_box
+from pt214_dcp.loader import plan_box
 from pt214_dcp.reader import read_tensor
 from pt214_dcp.reads import Reads
 from pt214_dcp.table import TensorRecord
