@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 stock_dcp: Any = torch.distributed.checkpoint  # gains names that its stubs do not have
 PLACES = [
@@ -141,7 +142,7 @@ def test_save_state_dict_with_path_is_ours_and_without_it_stocks(
         assert torch.equal(blank["model"]["w"], torch.arange(4.0))
         with pytest.raises(TypeError, match="storage_writer"):
             stock_dcp.save_state_dict(state)
-        writer = torch.distributed.checkpoint.FileSystemWriter(str(path))
+        writer = FileSystemWriter(str(path))
         with pytest.raises(TypeError, match=r"got path=.* and a FileSystemWriter"):
             stock_dcp.save_state_dict(state, writer, path=path)
 

@@ -249,6 +249,34 @@ def test_a_stock_checkpoint_that_is_damaged_or_reaches_outside_is_refused(tmp_pa
         read_distcp(tmp_path / "a")
 
 
+def test_a_flipped_bit_in_a_stock_file_is_noticed(tmp_path: Path) -> None:
+    stock_save({"w": torch.ones(1000)}, checkpoint_id=tmp_path, no_dist=True)
+    (file,) = tmp_path.glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    at = data.index(torch.ones(8).numpy().tobytes()) + 400
+    data[at] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(pt214_dcp.ChunkCorrupt, match="another crc32"):
+        read_distcp(tmp_path)
+
+
+def test_another_dtype_is_never_cast_in_silence(tmp_path: Path) -> None:
+    pt214_dcp.save({"w": torch.ones(3)}, tmp_path)
+    state = {"w": torch.zeros(3, dtype=torch.int8)}
+    with pytest.raises(CheckpointException, match=r"w: checkpoint has dtype torch\.float32"):
+        stock_load(state, storage_reader=pt214_dcp.Reader(tmp_path), no_dist=True)
+    assert state["w"].tolist() == [0, 0, 0]
+
+
+def test_a_list_place_that_lies_makes_no_list(tmp_path: Path) -> None:
+    stock_save({"l": [torch.ones(1)]}, checkpoint_id=tmp_path, no_dist=True)
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    metadata.planner_data = {"l.0": ("l", 1 << 28)}
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(pt214_dcp.ChunkCorrupt, match="more places than values"):
+        read_distcp(tmp_path)
+
+
 def test_convert_tells_what_it_can_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(pt214_dcp.NotACheckpoint, match=r"neither COMMIT\.json nor \.metadata"):
         pt214_dcp.convert(tmp_path, tmp_path / "b")

@@ -1,15 +1,13 @@
 """Asynchronous, crash-safe distributed checkpoints.
 
-``Writer``, ``Reader`` and ``convert`` are looked up when first used: they need all of
-``torch.distributed.checkpoint``, which takes long to import.
+Only errors and ``PerRank`` are loaded at once. The rest is looked up when it is first used: it
+takes longer to import than a program that only might save a checkpoint should wait.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.api import async_save, load, load_state_dict, prepare, save, save_state_dict
-from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.errors import (
     AlreadyThere,
     BadOption,
@@ -26,15 +24,17 @@ from pt214_dcp.errors import (
     StateMismatch,
     StoreError,
 )
-from pt214_dcp.handle import SaveHandle
-from pt214_dcp.load import LoadReport
 from pt214_dcp.per_rank import PerRank, Resize
-from pt214_dcp.verifier import verify
 
 if TYPE_CHECKING:
+    from pt214_dcp.api import async_save, load, load_state_dict, prepare, save, save_state_dict
+    from pt214_dcp.checkpointer import Checkpointer
+    from pt214_dcp.handle import SaveHandle
     from pt214_dcp.interop.convert import convert
     from pt214_dcp.interop.stock_reader import Reader
     from pt214_dcp.interop.stock_writer import Writer
+    from pt214_dcp.loader import LoadReport
+    from pt214_dcp.verifier import verify
 
 __all__ = [
     "AlreadyThere",
@@ -68,12 +68,28 @@ __all__ = [
     "verify",
 ]
 
-_LATER = {"Reader": "stock_reader", "Writer": "stock_writer", "convert": "convert"}
+_HOMES = {
+    "Checkpointer": "checkpointer",
+    "LoadReport": "loader",
+    "Reader": "interop.stock_reader",
+    "SaveHandle": "handle",
+    "Writer": "interop.stock_writer",
+    "async_save": "api",
+    "convert": "interop.convert",
+    "load": "api",
+    "load_state_dict": "api",
+    "prepare": "api",
+    "save": "api",
+    "save_state_dict": "api",
+    "verify": "verifier",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return getattr(import_module(f"pt214_dcp.interop.{_LATER[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

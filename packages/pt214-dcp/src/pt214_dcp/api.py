@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import members
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.load import LoadOptions, LoadReport, load_into
+from pt214_dcp.loader import LoadOptions, LoadReport, load_into
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.progress import meter
 from pt214_dcp.saver import start

@@ -11,7 +11,7 @@ from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.data_files import DataFiles
 from pt214_dcp.find import Finder
 from pt214_dcp.layout import Box, whole_box
-from pt214_dcp.load import plan_box
+from pt214_dcp.loader import plan_box
 from pt214_dcp.reads import Reads
 
 __all__ = ["Checkpoint", "build", "open_checkpoint", "read_tensor"]

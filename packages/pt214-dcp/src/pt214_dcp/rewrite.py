@@ -26,7 +26,7 @@ from pt214_dcp.find import Finder
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base
 from pt214_dcp.layout import Box, Held, Layout, Mesh, Split
-from pt214_dcp.load import plan_box
+from pt214_dcp.loader import plan_box
 from pt214_dcp.manifest import BLOCK_BYTES, Manifest, Own
 from pt214_dcp.plan import plan
 from pt214_dcp.rank_files import RankFiles, write_rank

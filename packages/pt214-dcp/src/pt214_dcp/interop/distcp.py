@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +85,8 @@ def read_distcp(path: str | os.PathLike[str]) -> dict[str, Any]:
     paths = metadata.planner_data or {}
     for name, kind in metadata.state_dict_metadata.items():
         where = tuple(paths.get(name, (name,)))
+        if any(isinstance(key, int) and key >= len(paths) for key in where):
+            raise ChunkCorrupt(f"{folder / METADATA}: {name}: a list with more places than values")
         if type(kind).__name__ == "BytesStorageMetadata":
             value = _read_value(folder, metadata, name)
         else:
@@ -141,6 +144,7 @@ def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
     except OSError as error:
         raise ChunkCorrupt(f"{folder / file}: {error.strerror}") from error
     try:
+        _check_archive(data)
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise NotData(
@@ -149,6 +153,14 @@ def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
         ) from error
     except Exception as error:  # damaged zip files raise many kinds
         raise ChunkCorrupt(f"{folder / file} at offset {info.offset}: {name}: {error}") from error
+
+
+def _check_archive(data: bytes) -> None:
+    """Raise ValueError unless each member has the crc32 that was written; torch does not look."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} has another crc32 than was written")
 
 
 def _put(found: Any, path: tuple[str | int, ...], value: Any) -> None:

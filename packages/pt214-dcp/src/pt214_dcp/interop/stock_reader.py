@@ -28,11 +28,11 @@ from torch.futures import Future
 from pt214_dcp import state
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.data_files import DataFiles
-from pt214_dcp.errors import LoadFailed
+from pt214_dcp.errors import LoadFailed, StateMismatch
 from pt214_dcp.find import Finder
 from pt214_dcp.interop.stock_paths import names_of
 from pt214_dcp.layout import Box
-from pt214_dcp.load import plan_box
+from pt214_dcp.loader import plan_box
 from pt214_dcp.reader import read_tensor
 from pt214_dcp.reads import Reads
 from pt214_dcp.table import TensorRecord
@@ -108,6 +108,11 @@ class Reader(StorageReader):
                     planner.load_bytes(item, _pickled(checkpoint, tree))
                     continue
                 into = planner.resolve_tensor(item).detach()
+                stored = table.tensors[tree["tensor"]].dtype
+                if into.dtype != stored:
+                    name = item.storage_index.fqn
+                    told = f"{name}: checkpoint has dtype {stored}, state dict has {into.dtype}"
+                    raise StateMismatch(str(self.path), (), (), (told,))
                 targets.append((item, into))
                 box = Box(tuple(item.storage_offsets), tuple(item.lengths))
                 if 0 not in box.size:
