@@ -56,6 +56,10 @@ def saved(folder: Path, steps: range, **options: Any) -> Checkpointer:
     return checkpoints
 
 
+def folder_of(checkpoints: Checkpointer, step: int) -> Path:
+    return Path(str(checkpoints.path(step)))  # a folder here, not a place in a store
+
+
 def blank() -> dict[str, Any]:
     return {"w": torch.zeros(4), "step": -1}
 
@@ -64,7 +68,7 @@ def go_back_and_look(folder: Path, damage: Damage) -> None:
     """Damage the newest two of four; what is restored must be the second, bit for bit."""
     checkpoints = saved(folder, range(1, 5))
     for step in (3, 4):
-        damage(checkpoints.path(step))
+        damage(folder_of(checkpoints, step))
     assert checkpoints.latest_valid() == 2
     state = blank()
     assert Checkpointer(folder).restore(state, fallback=True) == 2
@@ -80,7 +84,7 @@ def test_restore_goes_back_to_the_newest_that_is_whole(tmp_path: Path, damage: D
 def test_without_fallback_damage_is_an_error_that_names_the_way_out(
     tmp_path: Path, damage: Damage
 ) -> None:
-    damage(saved(tmp_path, range(1, 3)).path(2))
+    damage(folder_of(saved(tmp_path, range(1, 3)), 2))
     with pytest.raises(pt214_dcp.ChunkCorrupt) as caught:
         Checkpointer(tmp_path).restore(blank())
     assert "restore(fallback=True) loads the newest that is not damaged" in caught.value.__notes__
@@ -116,7 +120,7 @@ def test_a_load_and_a_verify_that_check_nothing_fail_the_fallback_test(
 def test_where_all_are_damaged_the_newest_ones_error_is_raised(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, range(1, 3))
     for step in (1, 2):
-        flip_data(checkpoints.path(step))
+        flip_data(folder_of(checkpoints, step))
     assert checkpoints.latest_valid() is None
     with pytest.raises(pt214_dcp.ChunkCorrupt, match="step-0000000002"):
         checkpoints.restore(blank(), fallback=True)
@@ -141,11 +145,11 @@ def test_what_a_load_meets_is_told_apart() -> None:
 
 def keep_and_look(folder: Path) -> None:
     """After going back from 3 to 2, retention must not prefer the damaged 3 to the whole 2."""
-    flip_data(saved(folder, range(1, 4)).path(3))
+    flip_data(folder_of(saved(folder, range(1, 4)), 3))
     resumed = Checkpointer(folder, keep=1)
     assert resumed.restore(blank(), fallback=True) == 2
     resumed._prune(before=3)  # as a save that then fails does
-    assert resumed.path(2).exists()
+    assert folder_of(resumed, 2).exists()
     resumed.save(3, {"w": torch.full((4,), 3.0), "step": 3})
     resumed.wait()
     assert resumed.steps() == [3]
@@ -171,7 +175,7 @@ def lean_and_look(folder: Path) -> None:
     for step in (1, 9):
         before.save(step, {"w": frozen, "step": step})
     before.wait()
-    flip_data(before.path(9))
+    flip_data(folder_of(before, 9))
     resumed = Checkpointer(folder, keep=None, full_every=100)
     assert resumed.restore({"w": torch.zeros_like(frozen), "step": 0}, fallback=True) == 1
     for step in (2, 3):
@@ -201,7 +205,7 @@ def rank_goes_back(rank: int, folder: Path) -> None:
         checkpoints.save(step, {"w": distribute_tensor(full, mesh, [Shard(0)]), "step": step})
         checkpoints.wait()
     if rank == 1:  # its part only: rank 0 meets no damage itself
-        flip_data(checkpoints.path(2), rank)
+        flip_data(folder_of(checkpoints, 2), rank)
     dist.barrier()
     state: dict[str, Any] = {"w": distribute_tensor(torch.zeros(8), mesh, [Shard(0)]), "step": 0}
     assert checkpoints.restore(state, fallback=True) == 1

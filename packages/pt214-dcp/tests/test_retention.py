@@ -24,14 +24,17 @@ def state_of(step: int) -> dict[str, Any]:
     return {"frozen": torch.arange(ROWS), "w": torch.full((ROWS,), step), "step": step}
 
 
+def inodes_of(checkpoints: pt214_dcp.Checkpointer, step: int) -> set[int]:
+    return {file.stat().st_ino for file in Path(str(checkpoints.path(step))).glob("gen-*/*")}
+
+
 def prune_and_look(folder: Path) -> None:
     """Save linked steps, prune, and hold what is kept against what was saved."""
     checkpoints = pt214_dcp.Checkpointer(folder, keep=None, full_every=10)
     for step in range(5):
         checkpoints.save(step, state_of(step))
         checkpoints.wait()
-    inodes = {file.stat().st_ino for file in checkpoints.path(0).glob("gen-*/*")}
-    assert inodes & {file.stat().st_ino for file in checkpoints.path(4).glob("gen-*/*")}
+    assert inodes_of(checkpoints, 0) & inodes_of(checkpoints, 4)
     assert main(["prune", str(folder), "--keep", "2", "--json"]) == 0
     assert checkpoints.steps() == [3, 4]
     for step in checkpoints.steps():

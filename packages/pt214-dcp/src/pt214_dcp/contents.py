@@ -19,7 +19,7 @@ from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.data_files import DataFiles
 from pt214_dcp.find import Finder
 from pt214_dcp.layout import whole_box
-from pt214_dcp.load import plan_box
+from pt214_dcp.loader import plan_box
 from pt214_dcp.manifest import Chunk, Manifest
 from pt214_dcp.reads import Reads
 from pt214_dcp.staging import bits
