@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pt214_dcp
 import pytest
 import safetensors.torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from pt214_dcp.__main__ import main
 from pt214_dcp.interop.distcp import read_distcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as stock_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as stock_save
@@ -45,8 +47,10 @@ def same(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return all(map(same, a, b))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
 
 
@@ -91,6 +95,44 @@ def test_what_torch_would_pickle_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match=r"extra\.f: a set is not data"):
         stock_save(bad, storage_writer=pt214_dcp.Writer(tmp_path / "c"), no_dist=True)
     assert not (tmp_path / "c" / "COMMIT.json").exists()
+
+
+def unflattened(value: float) -> dict[str, Any]:
+    """Values that torch hands over whole, with tensors and arrays in them."""
+    return {
+        "pair": (torch.full((5,), value), {"deep": torch.full((2, 3), value).T}),
+        "numpy": ("MT19937", np.full(6, int(value), dtype=np.uint32), 3, 0, 0.0),
+        "w": torch.full((4,), value),
+        "alone": (value, None),
+    }
+
+
+def values_on_ranks(rank: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    stock_save(unflattened(2), storage_writer=pt214_dcp.Writer(f"{folder}/c"))
+    found = unflattened(0)
+    pt214_dcp.load(found, f"{folder}/c")
+    assert same(found, unflattened(2))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_values_that_torch_keeps_whole_bring_their_tensors(
+    run_ranks: Run, tmp_path: Path, size: int
+) -> None:
+    run_ranks(size, values_on_ranks, str(tmp_path))
+    pt214_dcp.verify(tmp_path / "c")
+    found = unflattened(0)
+    stock_load(found, storage_reader=pt214_dcp.Reader(tmp_path / "c"), no_dist=True)
+    assert same(found, unflattened(2))
+
+
+def test_a_planner_that_flattens_nothing_works(tmp_path: Path) -> None:
+    wanted = {"model": {"w": torch.ones(2), "n": [1, torch.zeros(3)]}}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    stock_save(wanted, storage_writer=pt214_dcp.Writer(tmp_path), planner=planner, no_dist=True)
+    found = {"model": {"w": torch.zeros(2), "n": [0, torch.ones(3)]}}
+    pt214_dcp.load(found, tmp_path)
+    assert same(found, wanted)
 
 
 def sharded(value: float) -> dict[str, Any]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pt214_dcp.interop.stock_reader import Reader
     from pt214_dcp.interop.stock_writer import Writer
     from pt214_dcp.loader import LoadReport
+    from pt214_dcp.reader import read
     from pt214_dcp.verifier import verify
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "load",
     "load_state_dict",
     "prepare",
+    "read",
     "save",
     "save_state_dict",
     "verify",
@@ -79,6 +81,7 @@ _HOMES = {
     "load": "api",
     "load_state_dict": "api",
     "prepare": "api",
+    "read": "reader",
     "save": "api",
     "save_state_dict": "api",
     "verify": "verifier",

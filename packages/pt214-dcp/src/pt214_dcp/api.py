@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,7 @@ from pt214_dcp.loader import LoadOptions, LoadReport, load_into
 from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.progress import meter
 from pt214_dcp.saver import start
-from pt214_dcp.stores.place import Place
-from pt214_dcp.stores.resolve import where
+from pt214_dcp.stores.resolve import PathLike, where
 from pt214_dcp.warm import warm
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 State = dict[Any, Any]
-PathLike = str | os.PathLike[str] | Place
 Progress = bool | Callable[[int, int], None]
 
 _latest: SaveHandle | None = None  # of save_state_dict: the next call waits for it

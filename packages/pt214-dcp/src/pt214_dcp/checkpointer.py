@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.agree import Ranks, exchange, members
-from pt214_dcp.api import PathLike, earlier_error, load, prepare
+from pt214_dcp.api import earlier_error, load, prepare
 from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import BadOption, CheckpointError, NotACheckpoint
@@ -28,7 +28,7 @@ from pt214_dcp.options import TIMEOUT_S, save_options
 from pt214_dcp.retention import remove_checkpoint
 from pt214_dcp.saver import start
 from pt214_dcp.stores.place import Where, children
-from pt214_dcp.stores.resolve import where
+from pt214_dcp.stores.resolve import PathLike, where
 from pt214_dcp.verifier import verify
 
 if TYPE_CHECKING:

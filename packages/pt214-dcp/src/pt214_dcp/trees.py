@@ -9,7 +9,7 @@ puts them back together.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pt214_dcp.arrays import unpack_number
@@ -53,6 +53,20 @@ def kinds(tree: Json, path: str = "") -> dict[str, str]:
     for key, item in children(tree):
         found.update(kinds(item, join(path, key)))
     return found
+
+
+def renumbered(tree: Json, numbers: Sequence[int]) -> Json:
+    """The same tree, with ``numbers[n]`` in the place of the tensor or array ``n``."""
+    if not isinstance(tree, dict):
+        return tree
+    (kind, below), *_ = tree.items()
+    if kind in ("tensor", "numpy"):
+        return {kind: numbers[below]}
+    if kind == "dict":
+        return {kind: [[key, renumbered(item, numbers)] for key, item in below]}
+    if kind in ("list", "tuple"):
+        return {kind: [renumbered(item, numbers) for item in below]}
+    return tree
 
 
 def values_of(tree: Json, path: str = "") -> dict[str, str]:

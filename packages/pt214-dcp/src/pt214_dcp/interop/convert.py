@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from pt214_dcp.api import save
 from pt214_dcp.checkpoint import open_checkpoint
-from pt214_dcp.errors import BadOption, BadPath, CheckpointError, NotACheckpoint, NotData
+from pt214_dcp.errors import BadOption, NotACheckpoint, NotData
 from pt214_dcp.interop.distcp import is_stock, read_distcp
 from pt214_dcp.interop.huggingface import (
     is_safetensors,
@@ -24,6 +25,7 @@ from pt214_dcp.interop.huggingface import (
     write_folder,
     write_tensors,
 )
+from pt214_dcp.interop.target import appearing, check_free
 from pt214_dcp.reader import build
 from pt214_dcp.root import COMMIT
 
@@ -67,7 +69,8 @@ def convert(
 ) -> None:
     """Read ``source``, whatever it is, and write ``target``.
 
-    The whole state is in memory, except from pt214 to safetensors, which goes file by file.
+    The target appears whole or not at all. Memory holds the whole state, but for these: files of
+    safetensors and of torch.save are mapped, not read; pt214 to safetensors goes file by file.
 
     Args:
         source: a checkpoint of ours, a stock one, a safetensors file or folder, a torch.save file.
@@ -80,6 +83,7 @@ def convert(
         BadOption: ``to`` is none of these.
         NotACheckpoint: ``source`` is nothing that is known.
         NotData: the target can't hold a value; the message has its key.
+        LoadFailed: ``source`` has several key groups or ``PerRank`` values.
         BadPath: something lies at ``target``.
     """
     try:
@@ -89,39 +93,36 @@ def convert(
         raise BadOption(f"to is {to!r}; it must be one of {allowed}") from None
     before, after = Path(source).absolute(), Path(target).absolute()
     found = kind_of(before)
-    if kind is not Kind.PT214 and after.exists() and (after.is_file() or any(after.iterdir())):
-        raise BadPath(f"{after}: something lies here; choose another path")
-    if (found, kind) == (Kind.PT214, Kind.SAFETENSORS):
-        write_folder(open_checkpoint(before), after, told=progress)
+    if kind is Kind.PT214:
+        save(_read(before, found), after, alone=True, progress=progress or False)
         return
-    _write(_read(before, found), after, kind, progress)
+    check_free(after)  # now: not after minutes of reading
+    with appearing(after) as part:
+        if (found, kind) == (Kind.PT214, Kind.SAFETENSORS):
+            write_folder(open_checkpoint(before), part, told=progress)
+        else:
+            _write(_read(before, found), part, kind)
 
 
 def _read(path: Path, kind: Kind) -> Any:
     if kind is Kind.PT214:
-        checkpoint = open_checkpoint(path)
-        if len(checkpoint.commit.tables) > 1:
-            raise CheckpointError(f"{path}: several key groups; load each in a job of its own")
-        return build(checkpoint)
+        return build(open_checkpoint(path))
     if kind is Kind.STOCK:
         return read_distcp(path)
     if kind is Kind.SAFETENSORS:
         return dict(read_files(path))
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # older files of torch.save are none
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for what is no file of its own
         raise NotACheckpoint(
             f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
         ) from error
 
 
-def _write(state: Any, path: Path, kind: Kind, progress: Progress | None) -> None:
-    if kind is Kind.PT214:
-        save(state, path, alone=True, progress=progress or False)
-    elif kind is Kind.TORCH:
-        part = path.with_name(path.name + ".part")
-        torch.save(state, part)
-        os.replace(part, path)
+def _write(state: Any, path: Path, kind: Kind) -> None:
+    if kind is Kind.TORCH:
+        torch.save(state, path)
     elif kind is Kind.STOCK:
         from torch.distributed.checkpoint.state_dict_saver import save as stock_save
 

@@ -59,8 +59,6 @@ def write_folder(
         some = ", ".join(list(values)[:5])
         raise NotData(f"{checkpoint.path}: safetensors holds tensors only; values: {some}")
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise CheckpointError(f"{folder}: not empty; choose a new folder")
     files = _files(table, names, most_bytes)
     place: dict[str, str] = {}
     done, total = 0, sum(map(_size(table), names.values()))

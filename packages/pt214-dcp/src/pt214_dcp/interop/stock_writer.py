@@ -15,9 +15,10 @@ import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
@@ -32,15 +33,17 @@ from pt214_dcp.file_plan import file_plan
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base
 from pt214_dcp.interop.stock_paths import tree_of
-from pt214_dcp.layout import Box, Held, Layout, Mesh
+from pt214_dcp.layout import Box, Held, Layout, Mesh, whole_box
 from pt214_dcp.options import TIMEOUT_S, SaveOptions
 from pt214_dcp.rank_files import RankFiles, Report, write_rank
 from pt214_dcp.root import TableRecord
-from pt214_dcp.state import flatten
+from pt214_dcp.state import take_apart
 from pt214_dcp.table import Table, TensorRecord, pack_table, table_name
-from pt214_dcp.trees import Json, join
+from pt214_dcp.trees import Json, join, renumbered
 
 _Results = list[WriteResult]
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_UNUSED = TensorRecord(torch.uint8, (0,))
 _REPORT = MetadataIndex("\0 pt214 report")  # a name that no tensor has
 
 
@@ -60,6 +63,27 @@ class _Note:
     world_size: int
     names: tuple[str, ...]
     records: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+
+
+class _Inside(NamedTuple):
+    """A tensor inside a value that torch does not flatten, such as a tuple's.
+
+    Attributes:
+        number: in the table, after those that torch knows: one place in each row for each rank.
+        suffix: of its key, behind the value's.
+        record: dtype and shape.
+    """
+
+    number: int
+    suffix: str
+    record: TensorRecord
+
+
+class _Value(NamedTuple):
+    """A value that torch would pickle, as the rank that writes it tells of it."""
+
+    tree: Json
+    inside: list[_Inside]
 
 
 class Writer(StorageWriter):
@@ -120,10 +144,16 @@ class Writer(StorageWriter):
         note: _Note = plan.storage_data
         self._note = note
         number = {name: at for at, name in enumerate(note.names)}
-        parts, tensors, values = [], {}, {}
+        parts, tensors = [], {}
+        values: dict[str, _Value] = {}
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                values[item.index.fqn] = _value(planner, item)
+                before = sum(len(value.inside) for value in values.values())
+                values[item.index.fqn], found = _value(planner, item, note, before)
+                for each, tensor in zip(values[item.index.fqn].inside, found, strict=True):
+                    box = whole_box(each.record.shape)
+                    parts.append((each.number, box))
+                    tensors[each.number, box] = tensor
                 continue
             assert item.tensor_data is not None
             chunk = item.tensor_data.chunk
@@ -132,7 +162,7 @@ class Writer(StorageWriter):
             assert isinstance(tensor, torch.Tensor)
             parts.append((number[item.index.fqn], box))
             tensors[number[item.index.fqn], box] = tensor.detach()
-        report = self._write(note, parts, tensors)
+        report = self._write(note, values, parts, tensors)
         future: Future[_Results] = Future()
         results = [WriteResult(item.index, 0, None) for item in plan.items]
         told = (note.rank, report.pack(), values)
@@ -141,11 +171,12 @@ class Writer(StorageWriter):
         return future
 
     def _write(
-        self, note: _Note, parts: Sequence[tuple[int, Box]], tensors: dict[Any, torch.Tensor]
-    ) -> Report:
-        records = tuple(TensorRecord(dtype, shape) for dtype, shape in note.records)
+        self, note: _Note, values: Mapping[str, _Value], parts: Sequence[tuple[int, Box]],
+        tensors: dict[Any, torch.Tensor],
+    ) -> Report:  # fmt: skip
+        keys, records = _numbered(note, list(note.names), values)
         placed = [(at, Held(box, Box((0,) * len(box.size), box.size))) for at, box in parts]
-        laid = file_plan(note.names, records, placed)
+        laid = file_plan(keys, records, placed)
         # The plan names parts by tensor; two parts of one tensor are two tensors here.
         ordered = [tensors[part.tensor, part.held.box] for part in laid.parts]
         numbered = dataclasses.replace(
@@ -165,7 +196,7 @@ class Writer(StorageWriter):
         """Write the table and the index, and commit."""
         note = self._note
         assert note is not None
-        reports, values = {}, {}
+        reports, values = {}, dict[str, _Value]()
         for rows in results:
             for row in rows:
                 if row.index == _REPORT:
@@ -184,8 +215,10 @@ class Writer(StorageWriter):
         commit.remove_old(self.path, previous, stale_s=2 * TIMEOUT_S)
 
 
-def _value(planner: SavePlanner, item: WriteItem) -> Json:
-    """The tree of a value that torch would pickle."""
+def _value(
+    planner: SavePlanner, item: WriteItem, note: _Note, before: int
+) -> tuple[_Value, list[torch.Tensor]]:
+    """A value that torch would pickle, and the tensors in it; ``before`` it are so many others."""
     name = item.index.fqn
     lookup = getattr(planner, "lookup_object", None)
     if lookup is None:
@@ -193,22 +226,48 @@ def _value(planner: SavePlanner, item: WriteItem) -> Json:
             f"{name}: planner {type(planner).__name__} hands out pickled bytes only; use torch's "
             "DefaultSavePlanner"
         )
-    tree, leaves = flatten({name: lookup(item.index)})
-    if leaves:
-        raise NotData(f"{name}: tensors inside a value that torch does not flatten")
-    return tree["dict"][0][1]
+    flat = take_apart({name: lookup(item.index)})
+    if flat.own:
+        raise NotData(f"{flat.own[0].key}: PerRank is for pt214_dcp.save; torch keeps one value")
+    prefix = join("", name)
+    inside = []
+    for at, (key, tensor) in enumerate(flat.leaves, start=before):
+        if type(tensor).__name__ == "DTensor":
+            raise NotData(f"{key}: a DTensor inside a value that torch does not flatten")
+        number = len(note.names) + at * note.world_size + note.rank
+        record = TensorRecord(tensor.dtype, tuple(tensor.shape))
+        inside.append(_Inside(number, key.removeprefix(prefix), record))
+    tree = renumbered(flat.tree["dict"][0][1], [each.number for each in inside])
+    return _Value(tree, inside), [leaf.tensor.detach() for leaf in flat.leaves]
 
 
-def _table(note: _Note, metadata: Metadata, values: dict[str, Json]) -> Table:
+def _numbered(
+    note: _Note, keys: list[str], values: Mapping[str, _Value], names: Mapping[str, str] = _NO_NAMES
+) -> tuple[tuple[str, ...], tuple[TensorRecord, ...]]:
+    """Key and record of each number of the table; a number that no rank used has an empty key."""
+    records = [TensorRecord(dtype, shape) for dtype, shape in note.records]
+    inside = {
+        each.number: (names.get(name, name) + each.suffix, each.record)
+        for name, value in values.items()
+        for each in value.inside
+    }
+    for number in range(len(records), max(inside, default=-1) + 1):
+        key, record = inside.get(number, ("", _UNUSED))
+        keys.append(key)
+        records.append(record)
+    return tuple(keys), tuple(records)
+
+
+def _table(note: _Note, metadata: Metadata, values: Mapping[str, _Value]) -> Table:
     """Said to be on all ranks, since torch keeps no layouts; the manifests know better."""
     paths = metadata.planner_data or {}
     leaves = {
         tuple(paths.get(name, (name,))): {"tensor": at} for at, name in enumerate(note.names)
-    } | {tuple(paths.get(name, (name,))): tree for name, tree in values.items()}
+    } | {tuple(paths.get(name, (name,))): value.tree for name, value in values.items()}
     everyone = Layout(Mesh((note.world_size,), tuple(range(note.world_size))), (None,))
-    count = len(note.names)
-    records = tuple(TensorRecord(dtype, shape) for dtype, shape in note.records)
-    keys = tuple(_key(tuple(paths.get(name, (name,)))) for name in note.names)
+    names = {name: _key(tuple(paths.get(name, (name,)))) for name in (*note.names, *values)}
+    keys, records = _numbered(note, [names[name] for name in note.names], values, names)
+    count = len(keys)
     return Table(tree_of(leaves), keys, records, (everyone,) * count, (None,) * count, {})
 
 

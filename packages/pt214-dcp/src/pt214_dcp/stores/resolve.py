@@ -24,6 +24,7 @@ from pt214_dcp.stores.place import Place, Where
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+PathLike = str | os.PathLike[str] | Place
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 _OBJECTS = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "memory"}
 _ENDPOINTS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
@@ -31,7 +32,7 @@ _memory: dict[str, ObjectStore] = {}
 _lock = threading.Lock()
 
 
-def where(path: str | os.PathLike[str] | Place) -> Where:
+def where(path: PathLike) -> Where:
     """What a caller's path means: a folder's absolute path, or a place in a store.
 
     Raises:
