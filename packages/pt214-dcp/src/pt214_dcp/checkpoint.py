@@ -68,7 +68,7 @@ class Checkpoint:
             except FileNotFoundError as error:
                 raise Replaced(f"{path}: named by {self.path}, but missing") from error
             found = files.digest(data)
-            if found != self.commit.pages[page]:
+            if found != self.commit.pages[page] or len(data) != size_bytes:
                 wanted = self.commit.pages[page]
                 raise ChunkCorrupt(
                     f"{path} at offset {at}: expected digest {wanted.hex()}, found "
@@ -86,8 +86,7 @@ class Checkpoint:
             data = self._record(path, record.manifest_bytes, record.digest)
             if record.group >= len(self.commit.tables):
                 raise ChunkCorrupt(f"{self.folder / INDEX}: rank {rank} in group {record.group}")
-            tensors = self.table(record.group).tensors
-            manifest = unpack_manifest(data, str(path), tensors)
+            manifest = unpack_manifest(data, str(path), self.table(record.group))
             told = (manifest.rank, manifest.group, manifest.data_bytes)
             if told != (rank, record.group, record.data_bytes):
                 raise ChunkCorrupt(

@@ -87,7 +87,7 @@ def _texts(tree: Json, kinds: dict[str, str], path: str = "") -> Iterator[tuple[
 def _add_own(found: Contents, checkpoint: Checkpoint, manifest: Manifest) -> None:
     """What one rank has for itself."""
     table, rank = checkpoint.table(manifest.group), f" (rank {manifest.rank})"
-    paths = {number: path for path, number in trees.per_rank_numbers(table.tree).items()}
+    paths = {number: path for path, number in table.per_rank.items()}
     chunks = {chunk.tensor: chunk for chunk in manifest.chunks}
     first = 0
     for number, own in enumerate(manifest.own):

@@ -97,7 +97,7 @@ def read_range(path: Path, at: int, size_bytes: int) -> bytes:
 def open_to_read(path: Path) -> int:
     """File descriptor of a regular file that is no symlink."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise  # "there is none": the caller knows what that means
     except OSError as error:

@@ -53,8 +53,8 @@ class Finder:
         if self._own is None:
             return None
         number = self._table.index[key]
-        record, alias = self._table.tensors[number], self._table.aliases[number]
-        chunk = self._own.get(number if alias is None else alias)
+        record = self._table.tensors[number]
+        chunk = self._own.get(self._table.home(number))
         if chunk is None or chunk.box.size != record.shape or record.dtype != dtype:
             return None
         return self._manifest, chunk
@@ -65,8 +65,7 @@ class Finder:
         Raises:
             ChunkCorrupt: they do not cover it.
         """
-        alias = self._table.aliases[tensor]
-        tensor = tensor if alias is None else alias
+        tensor = self._table.home(tensor)
         found: list[Found] = []
         missing = box.numel
         looked: set[int] = set()

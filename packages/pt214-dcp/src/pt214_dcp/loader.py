@@ -170,7 +170,7 @@ def plan_box(
     table: Table, finder: Finder, key: str, box: Box, into: torch.Tensor, reads: Reads
 ) -> None:
     """Plan to fill ``into`` with ``box`` of the tensor ``key``."""
-    at = table.index[key]
+    at = table.home(table.index[key])
     stored = table.tensors[at].dtype
     if at in table.views:
         _plan_view(table, finder, at, box, into, reads)

@@ -25,9 +25,9 @@ import msgspec
 
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
-from pt214_dcp.layout import Box
-from pt214_dcp.table import TensorRecord, dtype_of, unpack_shapes
-from pt214_dcp.trees import Json
+from pt214_dcp.layout import Box, whole_box
+from pt214_dcp.table import Table, TensorRecord, dtype_of, unpack_shapes
+from pt214_dcp.trees import Json, check
 
 BLOCK_BYTES = 1 << 20  # one crc32c each, so 4 bytes a MiB; not tuned
 HASH_BYTES = 16
@@ -203,25 +203,25 @@ def pack_manifest(manifest: Manifest, chunks: ChunkColumns) -> bytes:
     return msgspec.msgpack.encode(body)
 
 
-def unpack_manifest(data: bytes, where: str, tensors: Sequence[TensorRecord]) -> Manifest:
+def unpack_manifest(data: bytes, where: str, table: Table) -> Manifest:
     """Inverse of ``pack_manifest``; the caller has checked the digest.
 
     Args:
         data: its bytes.
         where: file name for messages.
-        tensors: of the table of the rank's group.
+        table: of the rank's group.
 
     Raises:
         ChunkCorrupt: it claims what can't be.
     """
     try:
-        return _parse(msgspec.msgpack.decode(data), tensors)
+        return _parse(msgspec.msgpack.decode(data), table)
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError,
-            AttributeError, IndexError, OverflowError) as error:  # fmt: skip
+            AttributeError, IndexError, OverflowError, MemoryError) as error:  # fmt: skip
         raise ChunkCorrupt(f"{where}: a field is missing or malformed: {error}") from error
 
 
-def _parse(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> Manifest:
+def _parse(body: dict[str, Any], table: Table) -> Manifest:
     if body["block_bytes"] != BLOCK_BYTES:
         raise ValueError(f"block_bytes is {body['block_bytes']}, this release reads {BLOCK_BYTES}")
     shapes = unpack_shapes(body["own_ndim"], body["own_shape"])
@@ -232,7 +232,12 @@ def _parse(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> Manifest:
     own = tuple(Own(tree, int(count)) for tree, count in body["own"])
     if sum(item.tensors for item in own) != len(own_tensors):
         raise ValueError(f"{len(own_tensors)} tensors of this rank alone")
-    chunks = _chunks(body, (*tensors, *own_tensors))
+    for item in own:
+        check(item.tree, item.tensors, 0)
+    if len(own) != len(table.per_rank):
+        raise ValueError(f"{len(own)} values of this rank alone of {len(table.per_rank)}")
+    chunks = _chunks(body, (*table.tensors, *own_tensors))
+    _check_own(chunks, len(table.tensors), own_tensors)
     offsets = None
     if "block_file" in body:
         offsets = columns.unpack("q", body["block_offset"])
@@ -265,7 +270,7 @@ def _chunks(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> tuple[Chun
     chunks, block = [], 0
     for place, start, size in zip(places, starts, sizes, strict=True):
         record = tensors[place]
-        if size != record.shape and any(
+        if (size != record.shape or any(start)) and any(
             a + n > whole for a, n, whole in zip(start, size, record.shape, strict=True)
         ):
             raise ValueError(f"chunk {start} {size} lies outside tensor {place} {record.shape}")
@@ -275,8 +280,17 @@ def _chunks(body: dict[str, Any], tensors: Sequence[TensorRecord]) -> tuple[Chun
     return tuple(chunks)
 
 
+def _check_own(chunks: Sequence[Chunk], first: int, own: Sequence[TensorRecord]) -> None:
+    """What is one rank's own lies whole in one chunk: nobody else has a part of it."""
+    held = [(chunk.tensor - first, chunk.box) for chunk in chunks if chunk.tensor >= first]
+    whole = [(at, whole_box(own[at].shape)) for at in range(len(own)) if 0 not in own[at].shape]
+    if sorted(held) != whole:
+        raise ValueError(f"{len(held)} chunks for {len(whole)} tensors of this rank alone")
+
+
 def _check(manifest: Manifest) -> None:
-    blocks = len(manifest.block_sizes)
+    # Counted before anything is made of them: chunks of a hostile record may have any size.
+    blocks = sum(chunk.blocks for chunk in manifest.chunks)
     if len(manifest.crcs) != blocks:
         raise ValueError(f"{len(manifest.crcs)} checksums for {blocks} blocks")
     if manifest.hashes and len(manifest.hashes) != HASH_BYTES * blocks:

@@ -50,7 +50,7 @@ def own_fills(
                     'PerRank(..., resize="keep") or "wrap"'
                 )
             continue
-        number = trees.per_rank_numbers(checkpoint.table(group).tree)[own.key]
+        number = checkpoint.table(group).per_rank[own.key]
         manifest = checkpoint.manifest(source)
         tree = manifest.own[number].tree
         if trees.kinds(tree, own.key) != trees.kinds(own.tree, own.key):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pt214_dcp import state, trees
+from pt214_dcp import state
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.data_files import DataFiles
 from pt214_dcp.errors import LoadFailed
@@ -28,14 +28,17 @@ def read_tensor(checkpoint: Checkpoint, key: str, box: Box | None = None) -> tor
     """
     record = checkpoint.tensors[key]
     part = box or whole_box(record.shape)
-    tensor = torch.empty(part.size, dtype=record.dtype)
     if 0 in part.size:
-        return tensor
+        return torch.empty(part.size, dtype=record.dtype)
     group = next(at for at, table in enumerate(checkpoint.tables) if key in table.index)
+    table = checkpoint.table(group)
     with DataFiles(checkpoint) as data:
         reads = Reads(data)
         finder = Finder(checkpoint, group, 0)
-        plan_box(checkpoint.table(group), finder, key, part, tensor, reads)
+        if table.home(table.index[key]) not in table.views:
+            finder.find(table.index[key], part)  # a lie of its size is met before memory is taken
+        tensor = torch.empty(part.size, dtype=record.dtype)
+        plan_box(table, finder, key, part, tensor, reads)
         reads.run()
     return tensor
 
@@ -70,10 +73,10 @@ def build(checkpoint: Checkpoint) -> Any:
             "the whole; load each part with pt214_dcp.load"
         )
     table = checkpoint.table(0)
-    if own := trees.per_rank_numbers(table.tree):
+    if table.per_rank:
         raise LoadFailed(
             f"{checkpoint.path}: PerRank values, which only pt214_dcp.load reads: "
-            f"{', '.join(list(own)[:5])}"
+            f"{', '.join(list(table.per_rank)[:5])}"
         )
     tensors: list[torch.Tensor | None] = []
     for key, alias in zip(table.keys, table.aliases, strict=True):

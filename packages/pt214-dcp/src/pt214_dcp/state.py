@@ -27,7 +27,7 @@ import torch
 from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of
 from pt214_dcp.errors import NotData
 from pt214_dcp.per_rank import PerRank
-from pt214_dcp.trees import Json, decode_scalar, join
+from pt214_dcp.trees import Json, decode_scalar, join, kind_of
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 EXACT_INT = 1 << 53  # other readers of JSON keep whole numbers up to here
@@ -171,24 +171,28 @@ def replace_scalars(state: Any, tree: Json) -> Any:
     """Write the tree's scalars into ``state`` in place; return ``state`` or what replaces it.
 
     Tensors, arrays and ``PerRank`` stay the objects they are. A tuple holds its items for ever, so
-    it is made anew. What ``tree`` lacks stays, and what ``state`` lacks is left out.
+    it is made anew. What ``tree`` lacks or has as another kind stays, as a partial load allows, and
+    what ``state`` lacks is left out.
     """
+    found = kind_of(tree)
     if isinstance(state, torch.Tensor | PerRank) or is_array(state):
         return state
     if isinstance(state, dict):
-        for key, below in tree["dict"]:
+        for key, below in tree["dict"] if found == "dict" else ():
             if key in state:
                 state[key] = replace_scalars(state[key], below)
         return state
     if isinstance(state, list | tuple) and _is_container(state):
         kind = "list" if isinstance(state, list) else "tuple"
+        if found != kind:
+            return state
         items = [replace_scalars(item, below) for item, below in zip(state, tree[kind])]  # noqa: B905  # a partial load may meet another length
         items += state[len(items) :]
         if isinstance(state, list):
             state[:] = items
             return state
         return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
-    return decode_scalar(tree)
+    return decode_scalar(tree) if found == "value" else state
 
 
 def build(tree: Json, tensors: Sequence[Any], own: Sequence[Any] = ()) -> Any:

@@ -21,7 +21,7 @@ import torch
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Item, Layout, Mesh, Shape, Split
-from pt214_dcp.trees import Json, kinds
+from pt214_dcp.trees import Json, check, kinds, per_rank_numbers
 
 _MAX_DIMS = 64  # of a tensor; torch's own limit
 _NO_ALIAS = -1
@@ -74,10 +74,20 @@ class Table:
         """Number of each key."""
         return {key: at for at, key in enumerate(self.keys) if key}
 
+    def home(self, tensor: int) -> int:
+        """The tensor that ``tensor`` is the same as, or itself; its bytes may lie in a span."""
+        alias = self.aliases[tensor]
+        return tensor if alias is None else alias
+
     @cached_property
     def kinds(self) -> dict[str, str]:
         """Path of each leaf and container -> its kind."""
         return kinds(self.tree)
+
+    @cached_property
+    def per_rank(self) -> dict[str, int]:
+        """Path of each ``PerRank`` -> its number."""
+        return per_rank_numbers(self.tree)
 
     @cached_property
     def items(self) -> list[Item]:
@@ -135,7 +145,8 @@ def unpack_table(data: bytes, where: str, world_size: int) -> Table:
     try:
         return _parse(msgspec.msgpack.decode(data), world_size)
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError,
-            AttributeError, IndexError) as error:  # fmt: skip
+            AttributeError, IndexError, OverflowError, MemoryError) as error:  # fmt: skip
+        # MemoryError: of a list that claims to be long, before its first item is looked at.
         raise ChunkCorrupt(f"{where}: a field is missing or malformed: {error}") from error
 
 
@@ -155,11 +166,18 @@ def _parse(body: dict[str, Any], world_size: int) -> Table:
     if len({len(keys), len(tensors), len(layouts), len(aliases)}) > 1:
         raise ValueError(f"{len(keys)} keys, {len(tensors)} tensors, {len(layouts)} layouts")
     table = Table(body["tree"], keys, tensors, layouts, aliases, views)
+    check(table.tree, len(tensors))
     _check(table)
     return table
 
 
 def _check(table: Table) -> None:
+    named = {path for path, kind in table.kinds.items() if kind in ("tensor", "numpy")}
+    if named != table.index.keys():
+        some = sorted(named ^ table.index.keys())[:5]
+        raise ValueError(f"tensors of the tree and of the table differ: {some}")
+    if sorted(table.per_rank.values()) != list(range(len(table.per_rank))):
+        raise ValueError(f"numbers of PerRank are {sorted(table.per_rank.values())}")
     for at, alias in enumerate(table.aliases):
         if alias is not None and not (
             0 <= alias < at and table.tensors[alias] == table.tensors[at]

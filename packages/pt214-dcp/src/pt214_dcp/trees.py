@@ -38,21 +38,61 @@ def children(tree: Json) -> Iterator[tuple[str | int, Json]]:
             yield from enumerate(tree.get("list") or tree.get("tuple") or ())
 
 
+def kind_of(tree: Json) -> str:
+    """What stands at the top of a tree: "tensor", "dict"..., or "value"."""
+    kind = next(iter(tree)) if isinstance(tree, dict) else "value"
+    return "value" if kind in _DECODE else kind
+
+
 def kinds(tree: Json, path: str = "") -> dict[str, str]:
     """Path of each leaf and of each container -> its kind, to compare two trees."""
-    if not isinstance(tree, dict):
-        return {path: "value"}
-    (kind, _), *_ = tree.items()
-    if kind in ("tensor", "numpy"):
-        return {path: kind}
+    kind = kind_of(tree)
     if kind == "per_rank":
         return {path: "PerRank"}
     if kind not in ("dict", "list", "tuple"):
-        return {path: "value"}
+        return {path: kind}
     found = {} if path == "" else {path + "/": kind}
     for key, item in children(tree):
         found.update(kinds(item, join(path, key)))
     return found
+
+
+def check(tree: Json, tensors: int, own: int | None = None) -> None:
+    """Hold a tree that was read against the form of trees.
+
+    Args:
+        tree: what a record holds.
+        tensors: that it may number.
+        own: how many ``PerRank`` it may number; None for any.
+
+    Raises:
+        ValueError: it is no tree; the message says where it is not.
+    """
+    if not isinstance(tree, dict):
+        if not isinstance(tree, str | int | float | None):
+            raise ValueError(f"a {type(tree).__name__} in the tree")
+        return
+    if len(tree) != 1:
+        raise ValueError(f"{len(tree)} kinds at one place of the tree: {list(tree)[:5]}")
+    ((kind, below),) = tree.items()
+    if kind in ("tensor", "numpy", "per_rank"):
+        most = own if kind == "per_rank" else tensors
+        if type(below) is not int or below < 0 or (most is not None and below >= most):
+            raise ValueError(f"{kind} {below!r} in a tree of {most}")
+    elif kind == "dict":
+        for key, item in below:
+            if type(key) is not str and type(key) is not int:
+                raise ValueError(f"a key of the tree is a {type(key).__name__}")
+            check(item, tensors, own)
+    elif kind in ("list", "tuple"):
+        if not isinstance(below, list):
+            raise ValueError(f"a {kind} of the tree is a {type(below).__name__}")
+        for item in below:
+            check(item, tensors, own)
+    elif kind in _DECODE:
+        decode_scalar(tree)
+    else:
+        raise ValueError(f"kind {kind!r} in the tree; this release does not know it")
 
 
 def renumbered(tree: Json, numbers: Sequence[int]) -> Json:
