@@ -34,8 +34,9 @@ ROOM_BYTES = 256 << 20  # beyond what the process has already
 DEADLINE_S = 20  # of one reader; the honest one takes milliseconds
 NUMBERS = (0, -1, 1, 2, 7, 255, 1 << 16, 1 << 31, 1 << 40, (1 << 62) + 1, (1 << 63) - 1)
 TEXTS = (
-    "", "..", "../../outside", "../../../outside", "/etc/passwd", "/etc/hostname", "x" * 5000, "a\0b", "from-" + "0" * 32 + "-../x.data",
-    "__import__", "float32", "load", "gen-" + "0" * 32,
+    "", "..", "../../outside", "../../../outside", "/etc/passwd", "/etc/hostname", "x" * 5000,
+    "a\0b", "from-" + "0" * 32 + "-../x.data", "__import__", "float32", "load",
+    "gen-" + "0" * 32,
 )  # fmt: skip
 
 
