@@ -31,7 +31,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 EXAMPLES = 60
 FIXTURE = HealthCheck.function_scoped_fixture  # each example clears its folder itself
 WORLDS = (1, 2, 3, 4)
-MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 3: [(3,)], 4: [(4,), (2, 2), (4, 1)]}
+MESHES: dict[int, list[tuple[int, ...]]] = {
+    1: [(1,)],
+    2: [(2,), (1, 2)],
+    3: [(3,)],
+    4: [(4,), (2, 2), (4, 1)],
+}
 DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 KINDS = sorted(
     (dtype for dtype in DTYPES if "quint" not in str(dtype) and "qint" not in str(dtype)), key=str
@@ -68,7 +73,7 @@ class Case:
 
 @st.composite
 def places(draw: st.DrawFn, world: int, dims: int) -> Place:
-    mesh = draw(st.sampled_from(MESHES[world]))
+    mesh: tuple[int, ...] = draw(st.sampled_from(MESHES[world]))
     cut = st.tuples(st.integers(0, dims - 1), st.sampled_from([1, 1, 1, 2])) if dims else st.none()
     return Place(mesh, tuple(draw(st.one_of(st.none(), cut)) for _ in mesh))
 

@@ -150,10 +150,10 @@ class Writer(StorageWriter):
             if item.type is WriteItemType.BYTE_IO:
                 before = sum(len(value.inside) for value in values.values())
                 values[item.index.fqn], found = _value(planner, item, note, before)
-                for each, tensor in zip(values[item.index.fqn].inside, found, strict=True):
+                for each, leaf in zip(values[item.index.fqn].inside, found, strict=True):
                     box = whole_box(each.record.shape)
                     parts.append((each.number, box))
-                    tensors[each.number, box] = tensor
+                    tensors[each.number, box] = leaf
                 continue
             assert item.tensor_data is not None
             chunk = item.tensor_data.chunk
