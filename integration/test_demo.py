@@ -86,7 +86,11 @@ def test_a_killed_rank_is_healed_and_the_checkpoint_resumes_on_two(tmp_path: Pat
     assert facts["recovery_s"] > 0
     assert facts["loss_resumed"] == pytest.approx(facts["loss_saved"], rel=1e-5)
     assert facts["losses"][-1] < facts["losses"][0]
-    assert all(save["size_bytes"] > 0 for save in facts["checkpoints"])
+    for save in facts["checkpoints"]:
+        root_file = tmp_path / "checkpoints" / f"step-{save['step']:06}" / "COMMIT.json"
+        root = json.loads(root_file.read_text())["body"]
+        assert (save["world_size"], save["size_bytes"]) == (root["world_size"], root["size_bytes"])
+    assert {save["world_size"] for save in facts["checkpoints"]} == {2, 3}
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -125,6 +129,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path) -> None:
         assert job.returncode != 0
         assert "No space left on device" in err, out + err
         assert "Traceback" not in err
+        assert max(map(len, err.splitlines())) < 600, err
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 

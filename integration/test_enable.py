@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pt214
+import pt214_mps
 import pytest
 import torch
 import torch.distributed as dist
@@ -118,6 +119,34 @@ def test_mps_calls_do_nothing_with_one_warning_and_lies_stay_errors() -> None:
         assert torch.mps.current_allocated_memory() == 0
         with pytest.raises((RuntimeError, AttributeError)):
             torch.mps.compile_shader("kernel void f() {}")
+
+
+@no_accelerator
+def test_seeding_torch_says_nothing_of_mps() -> None:
+    with pt214.enable(compile=False, elastic=False, dcp=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(0)
+        torch.seed()
+
+
+def test_where_mps_is_rms_norm_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, which stands in for the device: the kernel itself is tested with its part."""
+    from pt214.patches import mps
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(mps, "SERVED", "cpu")
+    norm, x = torch.nn.RMSNorm(8), torch.randn(3, 8)
+    wanted, stock = norm(x), torch.nn.functional.rms_norm
+    calls: list[int] = []
+    ours = pt214_mps.rms_norm
+    monkeypatch.setattr(pt214_mps, "rms_norm", lambda *a: (calls.append(1), ours(*a))[1])
+    with pt214.enable(compile=False, elastic=False, dcp=False, devices=False):
+        torch.testing.assert_close(norm(x), wanted)
+        assert len(calls) == 1
+        torch.nn.functional.rms_norm(x, [3, 8])  # no weight, two dims: stock's
+        torch.nn.functional.rms_norm(x.double(), [8], torch.ones(8).double())
+        assert len(calls) == 1
+    assert torch.nn.functional.rms_norm is stock
 
 
 def test_a_missing_part_is_skipped_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from pt214.demo.command import main
 from pt214.demo.options import DemoError, FaultKind, Plan, parse
 
 
-def test_defaults_are_four_ranks_and_a_kill(tmp_path: Path) -> None:
+def test_defaults_are_four_ranks_and_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pt214.demo.options._has_mps", lambda: False)
     options = parse(["--out", str(tmp_path / "new" / "folder")])
     assert (options.ranks, options.fault) == (4, FaultKind.KILL)
     assert options.out.is_dir()
@@ -40,6 +43,30 @@ def test_out_that_is_a_file_is_refused_and_kept(
     assert main(["--out", str(file)]) == 2
     assert "is a file; name a folder that can be written to" in capsys.readouterr().err
     assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "logs", "work", "demo.json"])
+def test_out_that_holds_something_of_the_users_is_refused_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    mine = tmp_path / name if "." in name else tmp_path / name / "precious"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("precious")
+    assert main(["--out", str(tmp_path)]) == 2
+    assert f"{name} in it are not of an earlier demo" in capsys.readouterr().err
+    assert mine.read_text() == "precious"
+
+
+def test_out_of_an_earlier_demo_is_taken_again(tmp_path: Path) -> None:
+    parse(["--out", str(tmp_path / "new")])
+    (tmp_path / "new" / "checkpoints").mkdir()
+    assert parse(["--out", str(tmp_path / "new")]).out == tmp_path / "new"
+
+
+def test_where_mps_is_one_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pt214.demo.options._has_mps", lambda: True)
+    options = parse(["--out", str(tmp_path)])
+    assert (options.ranks, options.fault) == (1, FaultKind.NONE)
 
 
 def test_out_that_cannot_be_written_to_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

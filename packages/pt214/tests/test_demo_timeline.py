@@ -39,7 +39,9 @@ def run(
     timeline.on_fault(10.5, VICTIM, HIT_AT - 1, 1)
     save = {"name": "saved", "step": last_save, "held_out_loss": 2.5}
     for member in (0, 1, 3, JOINER):
-        facts = {"blocked_s": 0.01, "durable_s": 0.1 * member, "size_bytes": 10}
+        facts = {
+            "blocked_s": 0.01, "durable_s": 0.1 * member, "size_bytes": 40, "world_size": 4,
+        }  # fmt: skip
         timeline.on_custom(member, {**save, **facts})
     for member in (0, 1, 3):
         timeline.on_custom(member, {"name": "finish", "pid": pid_at_end + member})
@@ -59,8 +61,37 @@ def test_a_healthy_run_shows_every_claim() -> None:
     assert timeline.recovery_s == pytest.approx(0.5)
     assert timeline.losses[5] == pytest.approx(4 * 0.5)
     (checkpoint,) = timeline.checkpoints
-    assert checkpoint.size_bytes == 40
+    assert (checkpoint.size_bytes, checkpoint.world_size) == (40, 4)
     assert checkpoint.durable_s == pytest.approx(0.4)
+
+
+def test_a_save_that_the_victim_never_told_of_has_all_its_ranks() -> None:
+    timeline = Timeline(start_s=0.0)
+    facts = {"blocked_s": 0.01, "durable_s": 0.1, "size_bytes": 40, "world_size": 4}
+    for member in (0, 1, 3):
+        save = {"name": "saved", "step": 5, "held_out_loss": 2.5}
+        timeline.on_custom(member, {**save, **facts})
+    (checkpoint,) = timeline.checkpoints
+    assert (checkpoint.world_size, checkpoint.size_bytes) == (4, 40)
+
+
+def test_a_loss_is_told_once_every_rank_has_told_its_part() -> None:
+    timeline = Timeline(start_s=0.0)
+    timeline.on_epoch(0.0, [0, 1])
+    timeline.on_custom(0, {"name": "trained", "step": 0, "loss": 1.5})
+    timeline.on_commit(1.0, 0, 1)
+    assert timeline.newest_loss() is None
+    timeline.on_custom(1, {"name": "trained", "step": 0, "loss": 2.0})
+    assert timeline.newest_loss() == (0, 3.5)
+    timeline.on_custom(0, {"name": "trained", "step": 1, "loss": 1.0})
+    assert timeline.newest_loss() == (0, 3.5)
+
+
+def test_failed_saves_are_told_once_with_their_number() -> None:
+    timeline = Timeline(start_s=0.0)
+    for step in range(20):
+        timeline.on_custom(0, {"name": "save_failed", "step": step, "error": "disk full"})
+    assert timeline.why_not_saved() == "step 0: disk full (and 19 more, on all ranks)"
 
 
 @pytest.mark.parametrize(

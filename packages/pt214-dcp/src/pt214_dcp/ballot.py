@@ -80,8 +80,10 @@ class Ballot:
         return {}
 
     def fail(self, text: str) -> None:
-        """Tell all ranks that this save can't be committed; lost stores are no news here."""
-        self.store.set(self._key("failed"), f"rank {self.rank}: {text}")
+        """Tell all ranks that this save can't be committed; the first cause stays."""
+        key = self._key("failed")
+        if not self.store.check([key]):
+            self.store.set(key, f"rank {self.rank}: {text}")
 
     def announce(self, outcome: dict[str, Any]) -> None:
         """On rank 0: publish what came of the save."""

@@ -224,6 +224,9 @@ class _Save:
                 return size_bytes
         except BaseException as error:
             if self.ballot is not None:
+                if isinstance(error, FileNotFoundError):
+                    # Rank 0 removes what is written for nothing: tell why, not what is gone.
+                    self.ballot.raise_if_failed()
                 _tell(self.ballot, error)
             raise
         return int(self.ballot.outcome()["size_bytes"])

@@ -139,6 +139,11 @@ class Launcher:
                 self._turn()
             return self._finish()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal or ``stop`` asked for the end: ranks that go now are no faults."""
+        return self._stop_signal is not None
+
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End the job: SIGTERM to every worker, SIGKILL after a grace; from any thread."""
         self._stop_signal = number

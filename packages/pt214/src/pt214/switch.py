@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from types import TracebackType
 
 from pt214.parts import part
@@ -69,7 +70,8 @@ def enable(
 
     Args:
         compile: ``torch.compile`` uses ``backend="pt214"`` where no backend is named.
-        mps: on a machine without MPS, ``torch.mps`` calls do nothing, with one warning.
+        mps: where MPS is, ``rms_norm`` on it is pt214-mps'; where it is not, ``torch.mps`` calls
+            do nothing, with one warning.
         elastic: ``torch.distributed.init_process_group`` makes a group that can be re-formed
             in process; adds ``torch.distributed.set_option``.
         dcp: adds ``path=`` to ``torch.distributed.checkpoint.save_state_dict`` and
@@ -81,7 +83,7 @@ def enable(
         What was done and what was skipped. Use it in ``with`` to undo it at the end.
 
     Raises:
-        ImportError: torch is not installed.
+        ImportError: torch is not installed; the message has the command.
 
     >>> import pt214
     >>> with pt214.enable() as enabled:
@@ -89,6 +91,8 @@ def enable(
     ['compile']
     """
     global _active
+    if find_spec("torch") is None:
+        raise ImportError("pt214.enable() needs torch, which is not installed: pip install torch")
     wanted = {"devices": devices, "compile": compile, "mps": mps, "elastic": elastic, "dcp": dcp}
     if _active is None:
         _active = Enabled()

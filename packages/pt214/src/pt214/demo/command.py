@@ -11,7 +11,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pt214.demo.options import DemoError, Options, Plan, parse
+from pt214.demo.options import REMOVED, DemoError, Options, Plan, parse
 from pt214.demo.timeline import Timeline
 from pt214.parts import PARTS, load, part
 
@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"pt214 demo: {error}\n")
         return 2
     except OSError as error:
-        sys.stderr.write(f"pt214 demo: {error}\n")
+        where = f": {error.filename}" if error.filename else ""
+        told = f"{error.strerror or error}{where}; free space, or name another folder with --out"
+        sys.stderr.write(f"pt214 demo: {told}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("pt214 demo: stopped; no process is left behind\n")
@@ -59,8 +61,10 @@ def _prepare(options: Options) -> tuple[Plan, Path]:
     from pt214.demo.text import gather  # imports torch: only once the cheap checks have passed
 
     text = gather(options.text)
+    for name in REMOVED:  # of an earlier demo: its report must not be taken for this run's
+        shutil.rmtree(options.out / name, ignore_errors=True)
+        (options.out / name).unlink(missing_ok=True)
     work = options.out / "work"
-    shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     (work / "text.bin").write_bytes(text)
     plan = Plan(
@@ -73,7 +77,6 @@ def _prepare(options: Options) -> tuple[Plan, Path]:
         device=_device(options),
         compile=_can_compile(),
     )
-    shutil.rmtree(plan.checkpoints, ignore_errors=True)
     plan.write(work / "plan.json")
     _greet(options, plan, len(text))
     return plan, work / "plan.json"
@@ -94,9 +97,13 @@ def _can_compile() -> bool:
 
 def _greet(options: Options, plan: Plan, size_bytes: int) -> None:
     source = options.text or "Python's standard library"
-    compiled = "compiled by pt214" if plan.compile else "not compiled (no backend or no C++)"
+    compiled = "compiled by pt214"
+    if not plan.compile:
+        missing = "C++ compiler" if part("inductor").installed else "pt214-inductor"
+        compiled = f"not compiled (no {missing})"
+    ranks = "1 rank" if options.ranks == 1 else f"{options.ranks} ranks"
     sys.stdout.write(
-        f"A small GPT on {size_bytes / 1e6:.1f} MB of {source}: {options.ranks} ranks on "
+        f"A small GPT on {size_bytes / 1e6:.1f} MB of {source}: {ranks} on "
         f"{plan.device}, {options.steps} steps, {compiled}; fault: {options.fault}\n"
     )
     sys.stdout.flush()

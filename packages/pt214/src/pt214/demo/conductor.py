@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -28,13 +27,11 @@ def run(options: Options, plan: Plan, plan_path: Path) -> Timeline:
     conductor = _Conductor(options)
     environment = {"TORCHINDUCTOR_CACHE_DIR": plan.cache}
     logs = options.out / "logs"
-    shutil.rmtree(logs, ignore_errors=True)
     words = [sys.executable, "-m", "pt214.demo.worker", str(plan_path)]
     conductor.launch(words, options.ranks, logs, environment)
     saves = conductor.timeline.checkpoints
     if not saves:
-        failures = "; ".join(conductor.timeline.save_failures) or "no save was tried"
-        raise DemoError(f"no checkpoint was committed: {failures}")
+        raise DemoError(f"no checkpoint was committed: {conductor.timeline.why_not_saved()}")
     last = Path(plan.checkpoints) / f"step-{saves[-1].step:06}"
     conductor.say(f"resuming {last.name} on {RESUME_RANKS} ranks")
     words = [sys.executable, "-m", "pt214.demo.resume", str(plan_path), str(last)]
@@ -106,8 +103,9 @@ class _Conductor:
             self.say(f"member {event.member} ended: {event.data.get('how')}")
 
     def _on_fault(self, event: Any) -> None:
-        # Empty while it is only a suspicion; resuming ranks just end.
-        for member in event.data.get("lost", ()) if self._watch else ():
+        # Empty while it is only a suspicion; resuming ranks just end, and so do those of Ctrl-C.
+        told = self._watch and not self._job.stopping
+        for member in event.data.get("lost", ()) if told else ():
             self.say(f"noticed: member {member} is lost")
 
     def _on_epoch(self, event: Any) -> None:
@@ -137,10 +135,9 @@ class _Conductor:
         self._bar.update(step - self._last_step)
         self._last_step = step
         if self._bar.disable and (step + 1) % max(1, self._options.steps // 10) == 0:
-            loss = self.timeline.losses.get(step - 1)
-            self.say(
-                f"step {step + 1} of {self._options.steps}" + (f", loss {loss:.3f}" if loss else "")
-            )
+            whole = self.timeline.newest_loss()
+            loss = f", loss {whole[1]:.3f} at step {whole[0] + 1}" if whole else ""
+            self.say(f"step {step + 1} of {self._options.steps}{loss}")
 
     def _hit(self, event: Any) -> None:
         if self._options.fault is FaultKind.NONE:
@@ -156,7 +153,8 @@ class _Conductor:
         data = {**event.data, "step": event.step}
         self.timeline.on_custom(event.member, data)
         if data["name"] == "trained":
-            self._bar.set_postfix(loss=f"{self.timeline.losses[data['step']]:.3f}", refresh=False)
+            if whole := self.timeline.newest_loss():
+                self._bar.set_postfix(loss=f"{whole[1]:.3f}", refresh=False)
         elif data["name"] == "save_failed":
             told = f"save of step {data['step']} abandoned by member {event.member}"
             self.say(f"{told}: {data['error']}")

@@ -14,6 +14,8 @@ from pathlib import Path
 __all__ = ["DemoError", "FaultKind", "Options", "Plan", "parse"]
 
 RESUME_RANKS = 2
+MARK = ".pt214-demo"  # in a folder that a demo has made or was given empty of these names:
+REMOVED = ("work", "checkpoints", "logs", "demo.json", "demo.png")
 MIN_STEPS = 10  # fewer leave no room for a fault, a rejoin and a checkpoint after it
 
 
@@ -74,12 +76,14 @@ def parse(argv: Sequence[str]) -> Options:
         description="Train a small GPT on real text, kill a rank in the middle, see it heal.",
     )
     add = parser.add_argument
-    add("--ranks", type=int, default=4, help="processes to train with (default 4)")
+    add("--ranks", type=int, help="processes to train with (default 4, or 1 where MPS is)")
     add("--steps", type=int, default=160, help="training steps (default 160)")
     add("--fault", choices=[*map(str, FaultKind)], help="what hits one rank (default kill)")
     add("--text", type=Path, help="a text file or a folder of them (default: Python's library)")
     add("--out", type=Path, default=Path("pt214-demo"), help="folder for demo.png and demo.json")
     words = parser.parse_args(argv)
+    if words.ranks is None:
+        words.ranks = 1 if _has_mps() else 4
     if words.ranks < 1:
         raise DemoError(f"--ranks {words.ranks}: at least 1 process has to train")
     if words.steps < MIN_STEPS:
@@ -91,13 +95,27 @@ def parse(argv: Sequence[str]) -> Options:
     return Options(words.ranks, words.steps, fault, words.text, _folder(words.out))
 
 
+def _has_mps() -> bool:
+    import torch  # only where the default is asked for: it takes seconds
+
+    return torch.backends.mps.is_available()
+
+
 def _folder(out: Path) -> Path:
-    """Make ``out`` and prove that it can be written to."""
+    """Make ``out``, prove that it can be written to, and that what a run removes is a demo's."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        kind = "is a file" if out.is_file() else os.strerror(error.errno or 0)
+        file = out.exists() and not out.is_dir()
+        kind = "is a file" if file else os.strerror(error.errno or 0)
         raise DemoError(f"--out {out}: {kind}; name a folder that can be written to") from error
+    foreign = [name for name in REMOVED if (out / name).exists()]
+    if foreign and not (out / MARK).is_file():
+        raise DemoError(
+            f"--out {out}: {', '.join(foreign)} in it are not of an earlier demo (no {MARK}), and "
+            "a run would replace them; name another folder"
+        )
+    (out / MARK).touch()
     return out.resolve()

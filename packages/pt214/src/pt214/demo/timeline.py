@@ -19,7 +19,7 @@ LOSS_TOLERANCE = 1e-5  # relative: the same weights and windows, perhaps another
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One committed save; times are the slowest rank's, bytes the sum over ranks."""
+    """One committed save; times are those of the slowest rank that told them."""
 
     step: int
     world_size: int
@@ -62,6 +62,8 @@ class Timeline:
     save_failures: list[str] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
     _saves: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _parts: Counter[int] = field(default_factory=Counter)  # step -> ranks that told their loss
+    _whole: tuple[int, float] | None = None
 
     def on_epoch(self, time_s: float, members: list[int]) -> None:
         """A group of ``members`` was formed."""
@@ -70,6 +72,7 @@ class Timeline:
     def on_commit(self, time_s: float, step: int, epoch: int) -> None:
         """Every member of ``epoch`` committed ``step``."""
         self.commits.append((time_s, step, epoch))
+        self._settle_loss(step)
 
     def on_fault(self, time_s: float, member: int, step: int, epoch: int) -> None:
         """The demo hit ``member``; ``step`` was the last one committed."""
@@ -85,12 +88,31 @@ class Timeline:
             case "trained":
                 self.told[data["step"], member] += 1
                 self.losses[data["step"]] += data["loss"]
+                self._parts[data["step"]] += 1
+                self._settle_loss(data["step"])
             case "saved":
                 self._saves.setdefault(data["step"], {})[member] = data
             case "save_failed":
                 self.save_failures.append(f"step {data['step']}: {data['error']}")
             case "resumed":
                 self.resumed.append(data["held_out_loss"])
+
+    def _settle_loss(self, step: int) -> None:
+        """A step's loss is the sum of its ranks' parts: no number before all of them have told."""
+        newer = self._whole is None or step > self._whole[0]
+        if newer and self.world and self._parts[step] >= len(self.world[-1][1]):
+            self._whole = (step, self.losses[step])
+
+    def newest_loss(self) -> tuple[int, float] | None:
+        """The newest step of which every rank has told its part of the loss, and that loss."""
+        return self._whole
+
+    def why_not_saved(self) -> str:
+        """The first failure, and how many there were."""
+        if not self.save_failures:
+            return "no save was tried"
+        more = len(self.save_failures) - 1
+        return self.save_failures[0] + (f" (and {more} more, on all ranks)" if more else "")
 
     @property
     def world_sizes(self) -> list[int]:
@@ -120,10 +142,10 @@ class Timeline:
             found.append(
                 Checkpoint(
                     step=step,
-                    world_size=len(each),
+                    world_size=each[0]["world_size"],
                     blocked_s=max(one["blocked_s"] for one in each),
                     durable_s=max(one["durable_s"] for one in each),
-                    size_bytes=sum(one["size_bytes"] for one in each),
+                    size_bytes=each[0]["size_bytes"],
                     held_out_loss=each[0]["held_out_loss"],
                 )
             )

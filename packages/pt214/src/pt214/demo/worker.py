@@ -13,6 +13,7 @@ from typing import Any
 
 import pt214_dcp
 import pt214_elastic
+import torch.distributed as dist
 
 from pt214.demo.model import evaluate, loss_of
 from pt214.demo.options import Plan
@@ -63,7 +64,7 @@ class _Saver:
 
     def __init__(self, plan: Plan, rank: Rank, el: Any) -> None:
         self._plan, self._rank, self._el = plan, rank, el
-        self._running: tuple[int, float, pt214_dcp.SaveHandle] | None = None
+        self._running: tuple[int, int, float, pt214_dcp.SaveHandle] | None = None
         el.on_epoch(lambda *_: self._abandon())
 
     def after(self, step: int) -> None:
@@ -75,7 +76,8 @@ class _Saver:
         state = {"step": step, **state_of(self._rank)}
         path = Path(self._plan.checkpoints) / f"step-{step:06}"
         try:
-            self._running = (step, loss, pt214_dcp.async_save(state, path))
+            handle = pt214_dcp.async_save(state, path)
+            self._running = (step, dist.get_world_size(), loss, handle)
         except pt214_dcp.CheckpointError as error:
             self._el.emit("save_failed", step=step, error=str(error))
 
@@ -86,7 +88,7 @@ class _Saver:
     def _settle(self) -> None:
         if self._running is None:
             return
-        step, loss, handle = self._running
+        step, world_size, loss, handle = self._running
         self._running = None
         try:
             handle.wait()
@@ -96,15 +98,16 @@ class _Saver:
         self._el.emit(
             "saved",
             step=step,
+            world_size=world_size,
             held_out_loss=loss,
             blocked_s=handle.blocked_s,
             durable_s=handle.durable_s,
-            size_bytes=handle.rank_size_bytes,
+            size_bytes=handle.size_bytes,
         )
 
     def _abandon(self) -> None:
-        if self._running is not None and not self._running[2].done():
-            self._running[2].cancel()
+        if self._running is not None and not self._running[3].done():
+            self._running[3].cancel()
 
 
 if __name__ == "__main__":
