@@ -49,7 +49,7 @@ def test_every_flip_and_cut_is_noticed_and_told(checkpoint: Path) -> None:
         file.write_bytes(whole)
         if not told:
             silent.append((file.name, at))
-        elif file.name not in told or ("crc32c" in told and "offset" not in told):
+        elif file.name not in told or ("checksum" in told and "offset" not in told):
             vague.append(told)
     assert not silent
     assert not vague
@@ -65,7 +65,7 @@ def test_a_flip_of_data_is_told_with_key_and_offset(checkpoint: Path) -> None:
     told = noticed(checkpoint)
     file.write_bytes(whole)
     offset = len(whole) - 30 * 7 * 4
-    assert f"{file}: layer9/w at offset {offset}: expected crc32c" in told
+    assert f"{file}: layer9/w at offset {offset}: expected checksum" in told
 
 
 def test_a_load_stops_at_a_flip_too(checkpoint: Path) -> None:

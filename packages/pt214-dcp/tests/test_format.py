@@ -12,11 +12,11 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import msgspec
 import pt214_dcp
 import pytest
 import torch
+import xxhash
 
 Tensors = dict[str, torch.Tensor]
 
@@ -48,7 +48,7 @@ def read_by_the_page(path: Path) -> tuple[Any, Tensors]:
 
 def chunks(table: Any, manifest: Any, content: bytes) -> Any:
     at, block = manifest["header"][0], 0
-    crcs, sizes = array("I", manifest["crc"]), array("q", manifest["chunk_size"])
+    checksums, sizes = array("Q", manifest["checksums"]), array("q", manifest["chunk_size"])
     for tensor, ndim in zip(array("I", manifest["chunk_tensor"]), manifest["chunk_ndim"]):  # noqa: B905
         size, sizes = list(sizes[:ndim]), sizes[ndim:]
         dtype = getattr(torch, table["dtypes"][array("H", table["dtype"])[tensor]])
@@ -57,12 +57,12 @@ def chunks(table: Any, manifest: Any, content: bytes) -> Any:
             length *= n
         for begin in range(at, at + length, manifest["block_bytes"]):
             end = min(begin + manifest["block_bytes"], at + length)
-            assert crc32c.crc32c(content[begin:end]) == crcs[block]
+            assert xxhash.xxh3_64_intdigest(content[begin:end]) == checksums[block]
             block += 1
         flat = torch.frombuffer(bytearray(content[at : at + length]), dtype=dtype)
         yield table["keys"][tensor], flat.view(size)
         at += length
-    assert (block, at) == (len(crcs), len(content))
+    assert (block, at) == (len(checksums), len(content))
 
 
 def test_a_reader_written_from_the_page_reads_what_was_saved(tmp_path: Path) -> None:

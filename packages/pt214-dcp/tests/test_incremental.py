@@ -90,7 +90,7 @@ def test_a_long_chain_is_ended_by_a_full_save(
 def test_a_hash_that_sees_no_change_fails_the_step_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "hasher", lambda: lambda data: bytes([len(data) % 251] * 16))
+    monkeypatch.setattr(blocks, "digest", lambda data: bytes([len(data) % 251] * 16))
     pt214_dcp.save(state(0), tmp_path / "0", hashes=True)
     pt214_dcp.save(state(1), tmp_path / "1", base=tmp_path / "0")
     with pytest.raises((pt214_dcp.ChunkCorrupt, AssertionError)):

@@ -70,7 +70,7 @@ def test_a_damaged_or_absent_checkpoint_exits_with_one(
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     status, facts = told("verify", checkpoint)
     assert status == 1
-    assert "crc32c" in facts["errors"][0]
+    assert "checksum" in facts["errors"][0]
     assert told("info", tmp_path / "none") == (
         1,
         {

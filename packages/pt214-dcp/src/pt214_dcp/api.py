@@ -98,8 +98,7 @@ def async_save(
         overwrite: replace what lies at ``path``, at the very end and at once; False refuses.
         base: an earlier checkpoint saved with ``hashes`` or ``base``: blocks that it holds are
             linked, not written. It may be ``path`` itself, or removed later.
-        hashes: keep a hash of each block, so that this checkpoint can be a ``base``. Needs xxhash:
-            ``pip install "pt214-dcp[incremental]"``.
+        hashes: keep a hash of each block, so that this checkpoint can be a ``base``.
         key_group: a name that ranks with equal keys share, such as their pipeline stage. By default
             ranks whose DTensors lie over the same meshes are one group.
         staging_bytes: most memory for copies, in this process and its writer together; if the state

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import mmap
 import os
@@ -157,7 +158,13 @@ def memory(tensor: torch.Tensor) -> memoryview:
 
 def view_of(address: int, size_bytes: int) -> memoryview:
     """Bytes at an address; the caller keeps what lies there alive."""
-    return memoryview((ctypes.c_ubyte * size_bytes).from_address(address)).cast("B")
+    return memoryview(_bytes_type(size_bytes).from_address(address)).cast("B")
+
+
+@functools.lru_cache(1024)
+def _bytes_type(size_bytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    """Kept: ctypes would make the type anew for each view, which takes longer than to use it."""
+    return ctypes.c_ubyte * size_bytes
 
 
 def available_bytes() -> int | None:

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-import crc32c
-
+from pt214_dcp.blocks import checksum
 from pt214_dcp.checkpoint import Checkpoint, Replaced
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.manifest import Manifest
 from pt214_dcp.stores import opened
 from pt214_dcp.stores.place import Place, Where
+
+# Read, then checked while it is in the core's cache: with 8 MiB a load takes a quarter longer.
+_PIECE_BYTES = 1 << 20
+_MOST_BUFFERS = 1000  # of one preadv; IOV_MAX is 1024 on Linux and macOS
 
 
 class Run(NamedTuple):
@@ -36,6 +39,10 @@ class Run(NamedTuple):
     first: int
     blocks: int
     tensor: int
+
+    def checksums(self) -> Sequence[int]:
+        """Of each block."""
+        return self.manifest.checksums[self.first : self.first + self.blocks]
 
     def views(self, into: memoryview) -> list[memoryview]:
         """``into`` cut in blocks."""
@@ -96,27 +103,37 @@ class DataFiles:
             ChunkCorrupt: bytes differ from what was written, or are missing.
         """
         views = [view for run, data in zip(runs, into, strict=True) for view in run.views(data)]
-        left, at = views, runs[0].at
-        while left:
+        at, found = runs[0].at, list[int]()
+        for piece in _pieces(views, whole=runs[0].fd < 0):
+            at = self._fill(runs, piece, at)
+            found += map(checksum, piece)
+        with self._lock:
+            self.read_bytes += sum(map(len, into))
+        self._compare(runs, found)
+
+    def _fill(self, runs: Sequence[Run], views: list[memoryview], at: int) -> int:
+        """Read from byte ``at``; return the byte after the last."""
+        while views:
             try:
-                count = opened.preadv(runs[0].fd, left, at)
+                count = opened.preadv(runs[0].fd, views, at)
             except FileNotFoundError as error:  # an object can't be held open as a file can
                 raise Replaced(f"{self._told(runs[0], 0)}: removed while it was read") from error
             if count == 0:
                 raise ChunkCorrupt(f"{self._told(runs[-1], 0)}: the file ends at {at}")
             at += count
-            left = _after(left, count)
-        with self._lock:
-            self.read_bytes += at - runs[0].at
-        found = iter(map(crc32c.crc32c, views))
+            views = _after(views, count)
+        return at
+
+    def _compare(self, runs: Sequence[Run], found: Sequence[int]) -> None:
+        if found == [one for run in runs for one in run.checksums()]:
+            return
+        seen = iter(found)
         for run in runs:
             for number in range(run.first, run.first + run.blocks):
-                crc = next(found)
-                if crc != run.manifest.crcs[number]:
-                    raise ChunkCorrupt(
-                        f"{self._told(run, number - run.first)}: expected crc32c "
-                        f"{run.manifest.crcs[number]:08x}, found {crc:08x}"
-                    )
+                now, then = next(seen), run.manifest.checksums[number]
+                if now != then:
+                    told = f"expected checksum {then:016x}, found {now:016x}"
+                    raise ChunkCorrupt(f"{self._told(run, number - run.first)}: {told}")
 
     def open(self, manifest: Manifest, file: int = 0) -> int:
         """File descriptor of a data file; the rank's own is as long as the index says.
@@ -151,6 +168,19 @@ class DataFiles:
         return f"{path}: {key or 'shared bytes'} at offset {manifest.starts[number]}"
 
 
+def _pieces(views: list[memoryview], *, whole: bool) -> Iterator[list[memoryview]]:
+    """``views`` cut where a read and its check pay; ``whole`` leaves them, as one request."""
+    if whole:
+        yield views
+        return
+    first = size_bytes = 0
+    for number, view in enumerate(views, start=1):
+        size_bytes += len(view)
+        if size_bytes >= _PIECE_BYTES or number - first == _MOST_BUFFERS or number == len(views):
+            yield views[first:number]
+            first, size_bytes = number, 0
+
+
 def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
     """What of ``views`` is still to be filled after ``count`` bytes."""
     for number, view in enumerate(views):
@@ -171,9 +201,9 @@ def check_length(path: Where, fd: int, manifest: Manifest) -> None:
 
 def check_header(path: Where, fd: int, manifest: Manifest) -> None:
     """Raise ChunkCorrupt if the header, which other readers trust, is not what was written."""
-    crc = crc32c.crc32c(opened.pread(fd, manifest.header_bytes, 0))
-    if crc != manifest.header_crc:
+    found = checksum(opened.pread(fd, manifest.header_bytes, 0))
+    if found != manifest.header_checksum:
         raise ChunkCorrupt(
-            f"{path}: header at offset 0: expected crc32c {manifest.header_crc:08x}, "
-            f"found {crc:08x}"
+            f"{path}: header at offset 0: expected checksum {manifest.header_checksum:016x}, "
+            f"found {found:016x}"
         )

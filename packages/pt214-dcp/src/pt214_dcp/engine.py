@@ -124,11 +124,11 @@ class ProcessWriter:
         segment = self._process.segment(slot.segment)
         head = {"op": "write", "job": self._job, "segment": segment, "at": slot.at}
         answer, data = self._process.ask(head, sizes.tobytes())
-        crcs, files, offsets = answer["lengths"]
-        self._written.crcs.frombytes(data[:crcs])
-        self._written.files.frombytes(data[crcs : crcs + files])
-        self._written.offsets.frombytes(data[crcs + files : crcs + files + offsets])
-        self._written.hashes += data[crcs + files + offsets :]
+        checksums, files, offsets = answer["lengths"]
+        self._written.checksums.frombytes(data[:checksums])
+        self._written.files.frombytes(data[checksums : checksums + files])
+        self._written.offsets.frombytes(data[checksums + files : checksums + files + offsets])
+        self._written.hashes += data[checksums + files + offsets :]
 
     def close(self) -> tuple[Written, int]:
         """As ``DataWriter``."""
@@ -152,7 +152,7 @@ class WriterProcess:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         script = Path(protocol.__file__)
-        paths = [str(script.parent), *_folders_of("crc32c", "xxhash")]
+        paths = [str(script.parent), *_folders_of("xxhash")]
         # -S and -E: no site-packages hooks and no PYTHON* variables run code or add memory there.
         command = [sys.executable, "-S", "-E", str(script), str(theirs.fileno()), *paths]
         self._child = subprocess.Popen(

@@ -49,7 +49,7 @@ def base_of(checkpoint: Checkpoint, rank: int) -> Base:
     files = [checkpoint.data_path(manifest, file) for file in range(len(manifest.files) + 1)]
     names = [linked_name(checkpoint.commit.generation, file.name) for file in files]
     known: dict[bytes, tuple[int, int]] = {}
-    for number in range(len(manifest.crcs)):
+    for number in range(len(manifest.checksums)):
         name = manifest.hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]
         known[name] = (1 + manifest.file_of(number), manifest.starts[number])
     return Base(tuple(files), tuple(names), known)

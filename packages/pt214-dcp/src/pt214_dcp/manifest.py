@@ -4,7 +4,7 @@
     path/gen-<uuid>/rank-00000.safetensors   a header, then chunks end to end, little-endian
 
 A *chunk* is a box of a tensor in row-major order, cut in *blocks* of ``BLOCK_BYTES``; each block
-has a crc32c, so that a part of a chunk can be read and still be checked. Blocks lie in the rank's
+has a checksum, so that a part of a chunk can be read and still be checked. Blocks lie in the rank's
 own data file, one after the other, and the file is one that readers of safetensors take. After an
 incremental save they lie anywhere in this file and in those of earlier generations, which are then
 hard links in this one's folder: two more columns say where, and the own file, which lacks blocks,
@@ -27,12 +27,12 @@ from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Box, whole_box
 from pt214_dcp.table import Table, TensorRecord, dtype_of, unpack_shapes
-from pt214_dcp.trees import Json, check
+from pt214_dcp.trees import Json, checked
 
-BLOCK_BYTES = 1 << 20  # one crc32c each, so 4 bytes a MiB; not tuned
+BLOCK_BYTES = 1 << 20  # one checksum each, so 8 bytes a MiB; not tuned
 HASH_BYTES = 16
 LINKED = re.compile(r"from-[0-9a-f]{32}-rank-\d{5,8}\.(safetensors|data)")
-_HASH = "xxh3_128"
+_CHECKSUM, _HASH = "xxh3_64", "xxh3_128"
 
 
 class Chunk(NamedTuple):
@@ -73,11 +73,11 @@ class Manifest:
         group: number of its key group.
         data_bytes: size of its data file.
         header_bytes: before the first block.
-        header_crc: crc32c of those.
+        header_checksum: of those.
         own: one a ``PerRank`` of the tree.
         own_tensors: their tensors, one after the other.
         chunks: what is stored, in the order of the blocks.
-        crcs: of each block.
+        checksums: of each block.
         block_files: 0 for the rank's own data file, else 1 + index in ``files``; None: all own.
         block_offsets: where each block begins in its file; None: end to end after the header.
         files: names of other data files of the generation that hold blocks of earlier ones.
@@ -88,11 +88,11 @@ class Manifest:
     group: int
     data_bytes: int
     header_bytes: int
-    header_crc: int
+    header_checksum: int
     own: tuple[Own, ...]
     own_tensors: tuple[TensorRecord, ...]
     chunks: tuple[Chunk, ...]
-    crcs: array[int]
+    checksums: array[int]
     block_files: array[int] | None
     block_offsets: array[int] | None
     files: tuple[str, ...]
@@ -183,7 +183,7 @@ def pack_manifest(manifest: Manifest, chunks: ChunkColumns) -> bytes:
         "group": manifest.group,
         "data_bytes": manifest.data_bytes,
         "block_bytes": BLOCK_BYTES,
-        "header": [manifest.header_bytes, manifest.header_crc],
+        "header": [manifest.header_bytes, manifest.header_checksum],
         "own": [[item.tree, item.tensors] for item in manifest.own],
         "own_dtypes": [str(record.dtype).removeprefix("torch.") for record in own],
         "own_ndim": columns.pack("B", map(len, shapes)),
@@ -192,7 +192,8 @@ def pack_manifest(manifest: Manifest, chunks: ChunkColumns) -> bytes:
         "chunk_ndim": chunks.ndim,
         "chunk_start": chunks.start,
         "chunk_size": chunks.size,
-        "crc": columns.pack("I", manifest.crcs),
+        "checksum": _CHECKSUM,
+        "checksums": columns.pack("Q", manifest.checksums),
         "files": manifest.files,
         "hash": _HASH if manifest.hashes else "",
         "hashes": manifest.hashes,
@@ -224,6 +225,8 @@ def unpack_manifest(data: bytes, where: str, table: Table) -> Manifest:
 def _parse(body: dict[str, Any], table: Table) -> Manifest:
     if body["block_bytes"] != BLOCK_BYTES:
         raise ValueError(f"block_bytes is {body['block_bytes']}, this release reads {BLOCK_BYTES}")
+    if body["checksum"] != _CHECKSUM:
+        raise ValueError(f"checksums of kind {body['checksum']!r}; this release knows {_CHECKSUM}")
     shapes = unpack_shapes(body["own_ndim"], body["own_shape"])
     own_tensors = tuple(
         TensorRecord(dtype_of(name), shape)
@@ -233,7 +236,7 @@ def _parse(body: dict[str, Any], table: Table) -> Manifest:
     if sum(item.tensors for item in own) != len(own_tensors):
         raise ValueError(f"{len(own_tensors)} tensors of this rank alone")
     for item in own:
-        check(item.tree, item.tensors, 0)
+        checked(item.tree, item.tensors, 0)
     if len(own) != len(table.per_rank):
         raise ValueError(f"{len(own)} values of this rank alone of {len(table.per_rank)}")
     chunks = _chunks(body, (*table.tensors, *own_tensors))
@@ -241,17 +244,17 @@ def _parse(body: dict[str, Any], table: Table) -> Manifest:
     offsets = None
     if "block_file" in body:
         offsets = columns.unpack("q", body["block_offset"])
-    header_bytes, header_crc = map(int, body["header"])
+    header_bytes, header_checksum = map(int, body["header"])
     manifest = Manifest(
         rank=int(body["rank"]),
         group=int(body["group"]),
         data_bytes=int(body["data_bytes"]),
         header_bytes=header_bytes,
-        header_crc=header_crc,
+        header_checksum=header_checksum,
         own=own,
         own_tensors=own_tensors,
         chunks=chunks,
-        crcs=columns.unpack("I", body["crc"]),
+        checksums=columns.unpack("Q", body["checksums"]),
         block_files=None if offsets is None else columns.unpack("H", body["block_file"]),
         block_offsets=offsets,
         files=tuple(body["files"]),
@@ -291,8 +294,8 @@ def _check_own(chunks: Sequence[Chunk], first: int, own: Sequence[TensorRecord])
 def _check(manifest: Manifest) -> None:
     # Counted before anything is made of them: chunks of a hostile record may have any size.
     blocks = sum(chunk.blocks for chunk in manifest.chunks)
-    if len(manifest.crcs) != blocks:
-        raise ValueError(f"{len(manifest.crcs)} checksums for {blocks} blocks")
+    if len(manifest.checksums) != blocks:
+        raise ValueError(f"{len(manifest.checksums)} checksums for {blocks} blocks")
     if manifest.hashes and len(manifest.hashes) != HASH_BYTES * blocks:
         raise ValueError(f"{len(manifest.hashes)} bytes of hashes for {blocks} blocks")
     for name in manifest.files:

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import torch
 
 from pt214_dcp import files
 from pt214_dcp.agree import Agreement
-from pt214_dcp.blocks import Written
+from pt214_dcp.blocks import Written, checksum
 from pt214_dcp.errors import SaveFailed
 from pt214_dcp.feed import Feed
 from pt214_dcp.file_plan import FilePlan, file_plan
@@ -183,11 +182,11 @@ def _manifest(
         group=rank_files.group,
         data_bytes=data_bytes,
         header_bytes=len(header),
-        header_crc=crc32c.crc32c(header),
+        header_checksum=checksum(header),
         own=rank_files.own,
         own_tensors=tuple(own),
         chunks=(),
-        crcs=written.crcs,
+        checksums=written.checksums,
         block_files=None if valid else array("H", block_files),
         block_offsets=None if valid else written.offsets,
         files=used.names,

@@ -21,7 +21,7 @@ from pt214_dcp.layout import Box
 from pt214_dcp.manifest import BLOCK_BYTES, Chunk, Manifest
 
 THREADS = min(4, os.cpu_count() or 1)
-BATCH_BYTES = 8 << 20  # of one read; not tuned
+BATCH_BYTES = 8 << 20  # of one job; not tuned
 BATCH_BLOCKS = BATCH_BYTES // BLOCK_BYTES
 # Of one buffer: its first and last block may be read for its neighbour, too, so 1 in 32 at most.
 BUFFER_BYTES = 32 << 20
@@ -109,6 +109,11 @@ class Reads:
 
     def add_whole(self, manifest: Manifest, chunk: Chunk, into: torch.Tensor) -> None:
         """Plan to fill a contiguous CPU tensor of the stored dtype with all of a chunk."""
+        if chunk.blocks == 1 and manifest.block_files is None:  # most tensors: no loop for them
+            (run,) = self._data.runs(manifest, chunk.first_block, 1, chunk.tensor)
+            self.size_bytes += run.size_bytes
+            self._direct.append(Direct(run, into.data_ptr()))
+            return
         self._add_direct(manifest, chunk, 0, chunk.size_bytes, into.data_ptr())
 
     def _add_direct(

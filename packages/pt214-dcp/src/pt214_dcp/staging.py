@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 
-import crc32c
 import torch
 
 from pt214_dcp.arena import memory, view_of
+from pt214_dcp.blocks import checksum
 from pt214_dcp.compat import local_tensor
 from pt214_dcp.file_plan import FilePlan, Part, Window
 from pt214_dcp.layout import Held
@@ -162,7 +162,7 @@ def synchronize(tensors: Sequence[torch.Tensor]) -> None:
 def content_hash(tensor: torch.Tensor) -> int:
     """A hash of a local tensor's bits, to tell replicas apart.
 
-    On the CPU a crc32c (order matters); elsewhere torch's own xor on the device, so that nothing
+    On the CPU a checksum (order matters); elsewhere torch's own xor on the device, so that nothing
     but eight bytes has to be copied.
     """
     raw = bits(local_tensor(tensor))
@@ -170,7 +170,7 @@ def content_hash(tensor: torch.Tensor) -> int:
         return 0
     if raw.device.type == "cpu":
         dense = raw.contiguous()  # named: its memory must outlive the view of it
-        return crc32c.crc32c(memory(dense))
+        return checksum(memory(dense))
     if raw.dtype == torch.complex128:
         raw = torch.view_as_real(raw).view(torch.int64)
     return int(torch.hash_tensor(raw).item()) & (1 << 64) - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from pt214_dcp import columns
 from pt214_dcp.errors import ChunkCorrupt
 from pt214_dcp.layout import Item, Layout, Mesh, Shape, Split
-from pt214_dcp.trees import Json, check, kinds, per_rank_numbers
+from pt214_dcp.trees import Json, checked, kinds, per_rank_numbers
 
 _MAX_DIMS = 64  # of a tensor; torch's own limit
 _NO_ALIAS = -1
@@ -60,6 +60,7 @@ class Table:
         layouts: who held what of each.
         aliases: index of the earlier tensor that each is the same as, or None.
         views: index of a tensor -> the view that it is.
+        known_kinds: ``kinds``, where whoever made the table has walked the tree already.
     """
 
     tree: Json
@@ -68,6 +69,7 @@ class Table:
     layouts: tuple[Layout, ...]
     aliases: tuple[int | None, ...]
     views: dict[int, View]
+    known_kinds: dict[str, str] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -82,12 +84,12 @@ class Table:
     @cached_property
     def kinds(self) -> dict[str, str]:
         """Path of each leaf and container -> its kind."""
-        return kinds(self.tree)
+        return kinds(self.tree) if self.known_kinds is None else self.known_kinds
 
     @cached_property
     def per_rank(self) -> dict[str, int]:
         """Path of each ``PerRank`` -> its number."""
-        return per_rank_numbers(self.tree)
+        return per_rank_numbers(self.tree) if "PerRank" in self.kinds.values() else {}
 
     @cached_property
     def items(self) -> list[Item]:
@@ -159,14 +161,14 @@ def _parse(body: dict[str, Any], world_size: int) -> Table:
         for code, shape in zip(columns.unpack("H", body["dtype"]), shapes, strict=True)
     )
     meshes = [Mesh(_shape(shape), _long(ranks, world_size)) for shape, ranks in body["meshes"]]
-    known = [_layout(meshes[mesh], splits) for mesh, splits in body["layouts"]]
-    layouts = tuple(known[at] for at in columns.unpack("I", body["layout"]))
+    placed = [_layout(meshes[mesh], splits) for mesh, splits in body["layouts"]]
+    layouts = tuple(placed[at] for at in columns.unpack("I", body["layout"]))
     aliases = tuple(None if at == _NO_ALIAS else at for at in columns.unpack("q", body["alias"]))
     views = {at: View(span, offset, _shape(strides)) for at, span, offset, strides in body["views"]}
     if len({len(keys), len(tensors), len(layouts), len(aliases)}) > 1:
         raise ValueError(f"{len(keys)} keys, {len(tensors)} tensors, {len(layouts)} layouts")
-    table = Table(body["tree"], keys, tensors, layouts, aliases, views)
-    check(table.tree, len(tensors))
+    known = checked(body["tree"], len(tensors))
+    table = Table(body["tree"], keys, tensors, layouts, aliases, views, known)
     _check(table)
     return table
 

@@ -46,19 +46,24 @@ def kind_of(tree: Json) -> str:
 
 def kinds(tree: Json, path: str = "") -> dict[str, str]:
     """Path of each leaf and of each container -> its kind, to compare two trees."""
-    kind = kind_of(tree)
-    if kind == "per_rank":
-        return {path: "PerRank"}
-    if kind not in ("dict", "list", "tuple"):
-        return {path: kind}
-    found = {} if path == "" else {path + "/": kind}
-    for key, item in children(tree):
-        found.update(kinds(item, join(path, key)))
+    found: dict[str, str] = {}
+    _add_kinds(found, tree, path)
     return found
 
 
-def check(tree: Json, tensors: int, own: int | None = None) -> None:
-    """Hold a tree that was read against the form of trees.
+def _add_kinds(found: dict[str, str], tree: Json, path: str) -> None:
+    kind = kind_of(tree)
+    if kind not in ("dict", "list", "tuple"):
+        found[path] = "PerRank" if kind == "per_rank" else kind
+        return
+    if path:
+        found[path + "/"] = kind
+    for key, item in children(tree):
+        _add_kinds(found, item, join(path, key))
+
+
+def checked(tree: Json, tensors: int, own: int | None = None) -> dict[str, str]:
+    """``kinds`` of a tree that was read, once it is held against the form of trees.
 
     Args:
         tree: what a record holds.
@@ -68,31 +73,38 @@ def check(tree: Json, tensors: int, own: int | None = None) -> None:
     Raises:
         ValueError: it is no tree; the message says where it is not.
     """
+    found: dict[str, str] = {}
+    _check(found, tree, "", tensors, own)
+    return found
+
+
+def _check(found: dict[str, str], tree: Json, path: str, tensors: int, own: int | None) -> None:
     if not isinstance(tree, dict):
         if not isinstance(tree, str | int | float | None):
-            raise ValueError(f"a {type(tree).__name__} in the tree")
+            raise ValueError(f"a {type(tree).__name__} at {path!r} of the tree")
+        found[path] = "value"
         return
     if len(tree) != 1:
-        raise ValueError(f"{len(tree)} kinds at one place of the tree: {list(tree)[:5]}")
+        raise ValueError(f"{len(tree)} kinds at {path!r} of the tree: {list(tree)[:5]}")
     ((kind, below),) = tree.items()
     if kind in ("tensor", "numpy", "per_rank"):
         most = own if kind == "per_rank" else tensors
         if type(below) is not int or below < 0 or (most is not None and below >= most):
             raise ValueError(f"{kind} {below!r} in a tree of {most}")
-    elif kind == "dict":
-        for key, item in below:
-            if type(key) is not str and type(key) is not int:
-                raise ValueError(f"a key of the tree is a {type(key).__name__}")
-            check(item, tensors, own)
-    elif kind in ("list", "tuple"):
-        if not isinstance(below, list):
-            raise ValueError(f"a {kind} of the tree is a {type(below).__name__}")
-        for item in below:
-            check(item, tensors, own)
-    elif kind in _DECODE:
+        found[path] = "PerRank" if kind == "per_rank" else kind
+        return
+    if kind in _DECODE:
         decode_scalar(tree)
-    else:
-        raise ValueError(f"kind {kind!r} in the tree; this release does not know it")
+        found[path] = "value"
+        return
+    if kind not in ("dict", "list", "tuple") or not isinstance(below, list):
+        raise ValueError(f"kind {kind!r} of a {type(below).__name__} at {path!r} of the tree")
+    if path:
+        found[path + "/"] = kind
+    for key, item in below if kind == "dict" else enumerate(below):
+        if type(key) is not str and type(key) is not int:
+            raise ValueError(f"a key of the tree is a {type(key).__name__}")
+        _check(found, item, join(path, key), tensors, own)
 
 
 def renumbered(tree: Json, numbers: Sequence[int]) -> Json:

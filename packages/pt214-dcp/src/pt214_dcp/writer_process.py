@@ -128,7 +128,7 @@ class Server:
             blocks.append(memory[at : at + size])
             at += size
         written, job.at = _blocks().write_blocks(job.fd, blocks, job.at, job.known, lambda: None)
-        columns = (written.crcs, written.files, written.offsets)
+        columns = (written.checksums, written.files, written.offsets)
         data = [column.tobytes() for column in columns]
         lengths = [len(part) for part in data]
         return {"op": "written", "lengths": lengths}, *data, bytes(written.hashes)
