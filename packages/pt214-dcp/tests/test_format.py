@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from array import array
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 import xxhash
 
 Tensors = dict[str, torch.Tensor]
+PAGE = Path(__file__).parents[3] / "docs" / "dcp-format.md"
 
 
 def blake2b(data: bytes) -> str:
@@ -85,3 +87,24 @@ def test_that_reader_notices_a_change(tmp_path: Path, name: str) -> None:
     file.write_bytes(data)
     with pytest.raises((AssertionError, ValueError, KeyError)):
         read_by_the_page(tmp_path)
+
+
+def hex_of(section: str) -> bytes:
+    """The bytes that a section of the page shows: groups at the begin of a line, before a note."""
+    found = ""
+    for line in section.splitlines():
+        groups = re.match(r"(?:[0-9a-f]{2,4}(?: (?=[0-9a-f]{2,4}(?:\s|$))|(?=\s|$)))+", line)
+        if groups and re.fullmatch(r"([0-9a-f]{4} )*[0-9a-f]{2,4}", groups[0].strip()):
+            found += groups[0]
+    return bytes.fromhex(found)
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is not beside this package")
+def test_the_bytes_of_the_page_are_those_that_a_save_writes(tmp_path: Path) -> None:
+    pt214_dcp.save({"step": 7, "w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, tmp_path)
+    sections = dict(
+        re.findall(r"^### (\S+)\n(.*?)(?=^### |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    )
+    for name in ("table-00000", "index", "rank-00000.manifest"):
+        (file,) = tmp_path.glob(f"gen-*/{name}")
+        assert hex_of(sections[name]) == file.read_bytes(), name
