@@ -139,7 +139,12 @@ def test_where_mps_is_rms_norm_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, stock = norm(x), torch.nn.functional.rms_norm
     calls: list[int] = []
     ours = pt214_mps.rms_norm
-    monkeypatch.setattr(pt214_mps, "rms_norm", lambda *a: (calls.append(1), ours(*a))[1])
+
+    def counted(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+        calls.append(1)
+        return ours(x, w, eps)
+
+    monkeypatch.setattr(pt214_mps, "rms_norm", counted)
     with pt214.enable(compile=False, elastic=False, dcp=False, devices=False):
         torch.testing.assert_close(norm(x), wanted)
         assert len(calls) == 1

@@ -99,7 +99,9 @@ def lie(value: Any, chance: random.Random) -> Any:
     if isinstance(value, bytes):
         return lying_column(value, chance)
     if isinstance(value, int):
-        return chance.choice([*NUMBERS, value + 1, value * 1000])
+        return chance.choice(
+            [*NUMBERS, *(min(n, (1 << 64) - 1) for n in (value + 1, value * 1000))]
+        )
     if isinstance(value, str):
         return chance.choice(TEXTS)
     if isinstance(value, list) and value:

@@ -202,6 +202,8 @@ def _plan_view(
         piece = raw[start : start + found.part.size[0]]
         reads.add(found.manifest, found.chunk, found.part, piece, torch.uint8)
     spread = raw.view(record.dtype).as_strided(box.size, view.strides)
+    if into.dtype == record.dtype and not (into.is_conj() or into.is_neg()):
+        into, spread = bits(into), bits(spread)  # torch can't copy values of every dtype
     reads.after(partial(into.copy_, spread))
 
 
