@@ -153,7 +153,7 @@ def _blocks() -> Any:
     return importlib.import_module("blocks")
 
 
-if __name__ == "__main__":  # writer_process.py FD PATH-OF-CRC32C...
+if __name__ == "__main__":  # writer_process.py FD PATHS...
     sys.path[1:1] = sys.argv[2:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, who may finish a save
     with contextlib.suppress(OSError):
