@@ -108,6 +108,11 @@ class Arena:
                     slot.segment.pin()
             return self._slots
 
+    def segments(self) -> list[Segment]:
+        """Those whose slots are free, each once."""
+        with self._changed:
+            return list({id(slot.segment): slot.segment for slot in self._free}.values())
+
     def take(self, check: Callable[[], None]) -> Slot:
         """A free slot; waits for one. ``check`` is called while it waits, and may raise."""
         with self._changed:

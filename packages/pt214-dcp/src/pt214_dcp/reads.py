@@ -20,7 +20,7 @@ from pt214_dcp.data_files import DataFiles, Run
 from pt214_dcp.layout import Box
 from pt214_dcp.manifest import BLOCK_BYTES, Chunk, Manifest
 
-THREADS = min(4, os.cpu_count() or 1)
+THREADS = min(8, os.cpu_count() or 1)
 BATCH_BYTES = 8 << 20  # of one job; not tuned
 BATCH_BLOCKS = BATCH_BYTES // BLOCK_BYTES
 # Of one buffer: its first and last block may be read for its neighbour, too, so 1 in 32 at most.

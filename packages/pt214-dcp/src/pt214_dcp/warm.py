@@ -24,4 +24,7 @@ def warm(state_dict: dict[Any, Any], ranks: Ranks, options: SaveOptions) -> None
     windows = sum(1 for _ in plan.windows(slot_bytes(budget)))
     pinned = any(tensor.device.type == "cuda" for tensor in structure.tensors)
     ARENA.reserve(windows, budget, pinned=pinned)
-    writer_process()
+    process = writer_process()
+    for segment in ARENA.segments():
+        process.segment(segment)
+    process.ask({"op": "ready"})

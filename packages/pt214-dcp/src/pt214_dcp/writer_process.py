@@ -99,8 +99,14 @@ class Server:
 
     def _segment(self, head: dict[str, Any], _: bytes, fd: int | None) -> None:
         assert fd is not None
-        self._segments[head["segment"]] = memoryview(mmap.mmap(fd, head["size"]))
+        # Page tables are filled now, not while the first save is copied on the other side.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self._segments[head["segment"]] = memoryview(mmap.mmap(fd, head["size"], flags))
         os.close(fd)
+
+    def _ready(self, _: dict[str, Any], __: bytes, ___: int | None) -> tuple[Any, ...]:
+        """An answer that comes once all that was told before is done."""
+        return ({"op": "ready"},)
 
     def _forget(self, head: dict[str, Any], _: bytes, __: int | None) -> None:
         self._segments.pop(head["segment"], None)
