@@ -37,8 +37,6 @@ from pt214_dcp.root import (
     pack_index,
 )
 from pt214_dcp.table import Table, TensorRecord, pack_table, table_name
-from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
-from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.tensor import Replicate, Shard
 
 WORLDS = (64, 1024, 4096)
@@ -134,9 +132,9 @@ def stock_plan_ms(world: int) -> float:
     local = []
     for rank in range(world):
         state = {f"{key_of(at)}.{rank}": torch.empty(8, 8, device="meta") for at in range(TENSORS)}
-        write = [item for key, value in state.items() for item in _create_write_items(key, value)]
-        made = create_default_local_save_plan({}, is_coordinator=rank == 0)
-        local.append(pickle.dumps(type(made)(write)))
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state, is_coordinator=rank == 0)
+        local.append(pickle.dumps(planner.create_local_plan()))
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     planner.set_up_planner({}, is_coordinator=True)
 

@@ -2,7 +2,7 @@
 
 ``ranks``: a save of 300 tensors of 1 KiB each a rank, from the first rank's call to the last one's
 return; stock's ``dcp.save`` in the same processes, in turns. ``writers``: 1, 2, 4 and 8 processes
-whose writes are each held to 50 MB/s by a token bucket in front of ``pwritev``, saving 25 MB each:
+whose writes are each held to 50 MB/s by a token bucket in front of ``pwritev``, saving 50 MB each:
 the rate that they reach together, over N times 50 MB/s.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 import statistics
 import time
@@ -111,6 +112,12 @@ def throttled(rank: int, folder: Path, size_bytes: int) -> float:
     return time.perf_counter() - begin
 
 
+def slow_disks(folder: Path) -> Path:
+    """Memory, if there is a file system of it: this machine's one disk must not be the limit."""
+    memory = Path("/dev/shm")
+    return memory / f"pt214-bench-{os.getpid()}" if os.access(memory, os.W_OK) else folder
+
+
 def row(case: str, unit: str, ours: float, rival: float, name: str, ratio: float) -> Row:
     return {
         "case": case, "unit": unit, "ours": ours, "rival": rival, "rival_name": name,
@@ -128,9 +135,10 @@ def test_ranks(tmp_path: Path, benchmark: Any) -> None:
     found.append(row("8 ranks, beside one", "s", ours[8], ours[1], "ours alone", ours[1] / ours[8]))
     for size in WRITERS:
         size_bytes = 50_000_000
-        took = max(spawn(size, throttled, tmp_path / f"writers-{size}", size_bytes))
+        took = max(spawn(size, throttled, slow_disks(tmp_path) / f"writers-{size}", size_bytes))
         rate = size * size_bytes / took
         ideal = size * RATE
         case = f"{size} writers of 50 MB/s each"
         found.append(row(case, "MB/s", rate / 1e6, ideal / 1e6, "N times 50", rate / ideal))
+    shutil.rmtree(slow_disks(tmp_path), ignore_errors=True)
     report("dcp_ranks", found, benchmark)

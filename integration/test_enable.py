@@ -131,6 +131,7 @@ def test_seeding_torch_says_nothing_of_mps() -> None:
 
 def test_where_mps_is_rms_norm_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, which stands in for the device: the kernel itself is tested with its part."""
+    import torch._dynamo  # it looks at the function that is replaced below
     from pt214.patches import mps
 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

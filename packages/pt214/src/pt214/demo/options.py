@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["DemoError", "FaultKind", "Options", "Plan", "parse"]
@@ -96,6 +97,8 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _has_mps() -> bool:
+    if find_spec("torch") is None:  # the part that needs it will say so
+        return False
     import torch  # only where the default is asked for: it takes seconds
 
     return torch.backends.mps.is_available()
