@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pt214_dcp import trees
+import torch
+
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.state import Flat, Leaf
 from pt214_dcp.table import TensorRecord
@@ -42,9 +43,13 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
         cast: whether another dtype is no difference.
     """
     found = Fit()
-    wanted = trees.kinds(flat.tree)
+    wanted = flat.kinds
     for group in _order(checkpoint, rank):
         theirs = checkpoint.table(group).kinds
+        if not found.used and theirs == wanted:  # at once: most loads are of what was saved
+            found.groups, found.used = [group], {group: set(wanted)}
+            found.home = dict.fromkeys(wanted, group)
+            break
         new = wanted.keys() & theirs.keys()
         found.used[group] = set(new)
         fresh = [key for key in new if key not in found.home]
@@ -63,10 +68,14 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
         if leaf.key in found.home:
             table = checkpoint.table(found.home[leaf.key])
             at = table.index.get(leaf.key)
-            if at is not None:
+            if at is not None and _differs(leaf.tensor, table.tensors[at]):
                 compare(found, leaf, table.tensors[at], cast=cast)
     found.different.sort()
     return found
+
+
+def _differs(tensor: torch.Tensor, record: TensorRecord) -> bool:
+    return tensor.shape != record.shape or tensor.dtype != record.dtype
 
 
 def compare(found: Fit, leaf: Leaf, record: TensorRecord, *, cast: bool) -> None:

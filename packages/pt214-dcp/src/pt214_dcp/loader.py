@@ -149,7 +149,7 @@ def _plan_leaves(
         if group not in finders:
             finders[group] = Finder(checkpoint, group, ranks.rank)
         tensor = leaf.tensor
-        if type(tensor) in state.PLAIN and tensor.is_contiguous() and tensor.device.type == "cpu":
+        if type(tensor) in state.PLAIN and tensor.is_cpu and tensor.is_contiguous():
             whole = finders[group].whole(leaf.key, tensor.dtype)
             if whole is not None and not (tensor.is_conj() or tensor.is_neg()):
                 reads.add_whole(*whole, tensor)

@@ -59,12 +59,14 @@ class Flat:
         leaves: the tensors that all ranks of a key group know.
         own: what each rank has for itself.
         fill: whether the tensors will be written to.
+        kinds: as ``trees.kinds`` of the tree.
     """
 
     fill: bool = False
     tree: Json = None
     leaves: list[Leaf] = field(default_factory=list)
     own: list[Own] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
 
 
 def flatten(state: Any) -> tuple[Json, list[Leaf]]:
@@ -103,6 +105,7 @@ def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
     if isinstance(value, torch.Tensor):
         _check_tensor(value, path)
         flat.leaves.append(Leaf(path, value))
+        flat.kinds[path] = "tensor"
         return {"tensor": len(flat.leaves) - 1}
     if isinstance(value, dict | list | tuple) and _is_container(value):
         if id(value) in above:
@@ -113,6 +116,7 @@ def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
         return encoded
     if is_array(value):
         flat.leaves.append(Leaf(path, tensor_of(value, path, fill=flat.fill)))
+        flat.kinds[path] = "numpy"
         return {"numpy": len(flat.leaves) - 1}
     if isinstance(value, PerRank):
         below = Flat(flat.fill)
@@ -120,11 +124,17 @@ def _encode(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
         if below.own:
             raise NotData(f"{path}: a PerRank inside a PerRank; one is enough")
         flat.own.append(Own(path, value, below.tree, below.leaves))
+        flat.kinds[path] = "PerRank"
         return {"per_rank": len(flat.own) - 1}
-    return _encode_scalar(value, path)
+    scalar = _encode_scalar(value, path)
+    flat.kinds[path] = "value"
+    return scalar
 
 
 def _encode_container(value: Any, path: str, flat: Flat, above: set[int]) -> Json:
+    if path:
+        kind = "dict" if isinstance(value, dict) else "list" if isinstance(value, list) else "tuple"
+        flat.kinds[path + "/"] = kind
     if isinstance(value, dict):
         for key in value:
             if type(key) not in (str, int):

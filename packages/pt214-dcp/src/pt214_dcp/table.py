@@ -112,8 +112,7 @@ def pack_table(table: Table) -> bytes:
     """Bytes of a table."""
     dtypes = list(dict.fromkeys(record.dtype for record in table.tensors))
     dtype_at = {dtype: at for at, dtype in enumerate(dtypes)}
-    layouts = list(dict.fromkeys(table.layouts))
-    layout_at = {layout: at for at, layout in enumerate(layouts)}
+    layouts, layout = _distinct(table.layouts)
     meshes = list(dict.fromkeys(layout.mesh for layout in layouts))
     shapes = [record.shape for record in table.tensors]
     return msgspec.msgpack.encode(
@@ -129,13 +128,26 @@ def pack_table(table: Table) -> bytes:
                 [meshes.index(layout.mesh), [_split(split) for split in layout.splits]]
                 for layout in layouts
             ],
-            "layout": columns.pack("I", [layout_at[layout] for layout in table.layouts]),
+            "layout": layout,
             "alias": columns.pack(
                 "q", [_NO_ALIAS if alias is None else alias for alias in table.aliases]
             ),
             "views": [[at, v.span, v.offset, v.strides] for at, v in table.views.items()],
         }
     )
+
+
+def _distinct(layouts: Sequence[Layout]) -> tuple[list[Layout], bytes]:
+    """The different ones, and the number of each; by identity first, since to hash one is slow."""
+    known: dict[Layout, int] = {}
+    seen: dict[int, int] = {}
+    numbers = []
+    for layout in layouts:
+        at = seen.get(id(layout))
+        if at is None:
+            at = seen[id(layout)] = known.setdefault(layout, len(known))
+        numbers.append(at)
+    return list(known), columns.pack("I", numbers)
 
 
 def unpack_table(data: bytes, where: str, world_size: int) -> Table:
