@@ -40,7 +40,7 @@ from pt214_dcp.table import Table, TensorRecord, pack_table, table_name
 from torch.distributed.tensor import Replicate, Shard
 
 WORLDS = (64, 1024, 4096)
-STOCK_UP_TO = 1024  # its coordinator takes minutes beyond
+STOCK_UP_TO = 64  # its coordinator takes minutes beyond
 TENSORS = 300
 
 
