@@ -112,12 +112,19 @@ def _read(path: Path, kind: Kind) -> Any:
     if kind is Kind.SAFETENSORS:
         return dict(read_files(path))
     try:
-        mapped = zipfile.is_zipfile(path)  # older files of torch.save are none
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
     except Exception as error:  # torch raises many kinds for what is no file of its own
         raise NotACheckpoint(
             f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _can_map(path: Path) -> bool:
+    """Whether the records lie there as they are: torch maps compressed ones as if they did."""
+    if not zipfile.is_zipfile(path):  # as older files of torch.save are
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
 
 
 def _write(state: Any, path: Path, kind: Kind) -> None:
