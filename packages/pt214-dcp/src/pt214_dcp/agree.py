@@ -1,49 +1,54 @@
 """Before anything is written: do all ranks save the same thing, and under which name?
 
-One exchange of records of fixed size, plus one more for each four replica sets beyond the first
-four; nothing grows with the model::
+One sum over all ranks of 13 numbers, whatever the model and however many ranks there are::
 
-    failed? | uuid | key group | digest of structure | (replica set, digest of contents) x 4
+    how many failed | rank 0's uuid, 4 words | claims, 4 words | contents of replicas, 4 words
 
-Rank 0's uuid names the save. Ranks with the same label are a *key group* and must hold the same
-structure; ranks in the same replica set must hold the same bits. If a rank failed, or digests
-differ, all ranks see it in this same exchange, and a second one (of fixed size, too) carries what
-to tell the user. So no rank is left behind in a collective, and none goes on alone.
+The first of the k ranks that must hold the same adds k - 1 times its digest, the others subtract
+theirs: the sum is zero if all are equal. Only if ranks belong to several *key groups* (ranks with
+the same label, which must hold the same structure) are 25 bytes of each rank gathered, and contents
+summed again within groups. Only if a rank differs or failed are words gathered that name it. All
+ranks see the same sums, so they raise together: none is left behind in a collective.
 """
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import struct
 import uuid as uuids
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
+from pt214_dcp import differ
+from pt214_dcp.errors import RanksDiffer, SaveFailed
+from pt214_dcp.exchange import Ranks, exchange, summed
 
-from pt214_dcp.compat import exchange_device
-from pt214_dcp.errors import CheckpointError, RanksDiffer, SaveFailed
+_GROUP = struct.Struct("<B8s16s")  # task, label, structure
+_WORDS = 4  # of 32 bits in a digest: a sum over ranks stays far below 63 bits
+Words = list[int]
 
-TEXT_BYTES = 512  # of one rank's explanation
-_RECORD = struct.Struct("<BH16s8s16s")
-_SET = struct.Struct("<8s8s")
-_SETS = 4  # of replica sets in one exchange: few models have more
-_OK, _FAILED = 0, 1
+
+class Task(enum.IntEnum):
+    """What a rank has come for; all must have come for the same."""
+
+    SAVING = 1
+    LOADING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """Who takes part: this rank's number in the group, and the global rank of each."""
+class Replica:
+    """What one rank holds of a replica set.
 
-    rank: int
-    global_ranks: tuple[int, ...]
-    group: dist.ProcessGroup | None
+    Attributes:
+        digest: of its contents, 8 bytes.
+        size: ranks in the set; 0 for all ranks of the key group.
+        place: number of this rank in the set, if ``size`` is not 0.
+    """
 
-    @property
-    def world_size(self) -> int:
-        """Ranks in the group; 1 without one."""
-        return len(self.global_ranks)
+    digest: bytes
+    size: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,14 @@ class Claim:
     Attributes:
         label: 8 bytes that name its key group.
         structure: 16 bytes that must be equal within the key group.
-        replicas: name of each replica set that it is in -> digest of its contents; 8 bytes each.
+        replicas: name, 8 bytes, of each replica set that it is in -> what it holds there.
         describe: what the digests saw, by key, asked only if they differ; of one replica set, or,
             for None, of the structure.
     """
 
     label: bytes
     structure: bytes
-    replicas: dict[bytes, bytes]
+    replicas: dict[bytes, Replica]
     describe: Callable[[bytes | None], dict[str, str]]
 
 
@@ -79,158 +84,103 @@ class Agreement:
     members: tuple[int, ...]
 
 
-def members(process_group: dist.ProcessGroup | None, *, alone: bool = False) -> Ranks:
-    """The ranks of ``process_group``, of the default group, or this process alone.
-
-    Raises:
-        ValueError: this rank is not in the group.
-    """
-    if alone or not (dist.is_available() and dist.is_initialized()):
-        return Ranks(0, (0,), None)
-    group = process_group or dist.distributed_c10d._get_default_group()
-    if dist.get_rank(group) < 0:
-        raise ValueError("process_group does not hold this rank; call on its members only")
-    return Ranks(dist.get_rank(group), tuple(dist.get_process_group_ranks(group)), group)
-
-
-def exchange(ranks: Ranks, mine: bytes) -> list[bytes]:
-    """``mine`` of every rank, in their order; all must be equally long.
-
-    Raises:
-        SaveFailed: a rank is lost; its cause is the collective's own error.
-    """
-    if ranks.group is None or ranks.world_size == 1:
-        return [mine]
-    device = exchange_device(ranks.group)
-    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    received = [torch.empty_like(sent) for _ in ranks.global_ranks]
-    try:
-        dist.all_gather(received, sent, group=ranks.group)
-        return [bytes(tensor.tolist()) for tensor in received]
-    except RuntimeError as error:  # DistBackendError and gloo's errors are both
-        raise SaveFailed(
-            f"rank {ranks.rank} of {ranks.world_size} lost the others in the exchange that begins "
-            f"a save or load; nothing was committed: {error}"
-        ) from error
-
-
-def agree(ranks: Ranks, claim: Claim | None, failure: BaseException | None) -> Agreement:
+def agree(
+    ranks: Ranks, claim: Claim | None, failure: BaseException | None, task: Task = Task.SAVING
+) -> Agreement:
     """Compare claims; return what is agreed, or raise on all ranks.
 
     Args:
         ranks: who takes part.
         claim: what this rank holds; None if it failed before it knew.
         failure: what already went wrong here; this rank raises it, the others SaveFailed.
+        task: what this rank has come for.
 
     Raises:
         RanksDiffer: digests differ; the message names ranks and keys.
-        SaveFailed: another rank failed, or is lost.
+        RankLost: a rank is absent or lost.
+        SaveFailed: another rank failed.
     """
-    flag = _OK if failure is None else _FAILED
-    sets = sorted(claim.replicas.items()) if claim else []
-    head = (claim.label, claim.structure) if claim else (b"", b"")
-    mine = _RECORD.pack(flag, len(sets), uuids.uuid4().bytes, *head) + _pack_sets(sets[:_SETS])
+    everyone = tuple(range(ranks.world_size))
+    uuid = _words(uuids.uuid4().bytes) if ranks.rank == 0 else [0] * _WORDS
+    claims = contents = [0] * _WORDS
+    if claim is not None:
+        told = _words(_digest(bytes([task]), claim.label, claim.structure))
+        claims = _weighed(told, len(everyone), ranks.rank)
+        contents = _contents(claim, everyone, ranks.rank)
     try:
-        answers = exchange(ranks, mine)
+        failed, *sums = summed(ranks, [failure is not None, *uuid, *claims, *contents])
     except SaveFailed:
         if failure is not None:  # the first thing that went wrong here tells more
             raise failure from None
         raise
-    records = [_RECORD.unpack(data[: _RECORD.size]) for data in answers]
-    failed = [rank for rank, record in enumerate(records) if record[0] == _FAILED]
     if failed:
-        _raise_failed(ranks, failed, failure)
+        _raise_failed(ranks, failure)
     assert claim is not None
-    found = [data[_RECORD.size :] for data in answers]
-    for at in range(_SETS, max(record[1] for record in records), _SETS):
-        more = exchange(ranks, _pack_sets(sets[at : at + _SETS]))
-        found = [have + new for have, new in zip(found, more, strict=True)]
-    labels = [record[3] for record in records]
-    _compare(ranks, claim, labels, [record[4] for record in records], found)
+    uuid, claims, contents = (sums[at : at + _WORDS] for at in (0, _WORDS, 2 * _WORDS))
+    group, members = 0, everyone
+    if any(claims):
+        group, members = _grouped(ranks, claim, task)
+        contents = summed(ranks, _contents(claim, members, ranks.rank))
+    if any(contents):
+        differ.raise_contents(ranks, claim)
+    name = uuids.UUID(bytes=struct.pack(f"<{_WORDS}I", *uuid))
+    return Agreement(name.hex, group, members)
+
+
+def _contents(claim: Claim, members: tuple[int, ...], rank: int) -> Words:
+    """This rank's part of a sum that is zero if all replica sets hold equal contents."""
+    total = [0] * _WORDS
+    for name, replica in claim.replicas.items():
+        size, place = replica.size, replica.place
+        if not size:
+            size, place = len(members), members.index(rank)
+        words = _words(_digest(name, replica.digest))  # with the name: sets must not cancel out
+        total = [a + b for a, b in zip(total, _weighed(words, size, place), strict=True)]
+    return total
+
+
+def _weighed(words: Words, size: int, place: int) -> Words:
+    """A part of a sum over ``size`` ranks that is zero if all have the same ``words``."""
+    weight = size - 1 if place == 0 else -1
+    return [weight * word for word in words]
+
+
+def _words(data: bytes) -> Words:
+    return list(struct.unpack(f"<{_WORDS}I", data))
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=4 * _WORDS).digest()
+
+
+def _grouped(ranks: Ranks, claim: Claim, task: Task) -> tuple[int, tuple[int, ...]]:
+    """Number and members of this rank's key group, once all groups are known to be sound."""
+    rows = exchange(ranks, _GROUP.pack(task, claim.label, claim.structure))
+    records = [_GROUP.unpack(data) for data in rows]
+    tasks = [record[0] for record in records]
+    if len(set(tasks)) > 1:
+        other = {
+            found.name.lower(): [r for r, t in enumerate(tasks) if t == found] for found in Task
+        }
+        raise RanksDiffer(f"ranks call different functions at the same time: {other}")
+    labels: Sequence[bytes] = [record[1] for record in records]
+    for label in dict.fromkeys(labels):
+        inside = {rank: records[rank][2] for rank, name in enumerate(labels) if name == label}
+        if len(set(inside.values())) > 1:
+            differ.raise_differ(ranks, claim, None, inside)
     groups = list(dict.fromkeys(labels))
     members = tuple(rank for rank, label in enumerate(labels) if label == claim.label)
-    return Agreement(uuids.UUID(bytes=records[0][2]).hex, groups.index(claim.label), members)
+    return groups.index(claim.label), members
 
 
-def _pack_sets(sets: Sequence[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(_SET.pack(*pair) for pair in sets).ljust(_SETS * _SET.size, b"\0")
-
-
-def _compare(
-    ranks: Ranks,
-    claim: Claim,
-    labels: Sequence[bytes],
-    structures: Sequence[bytes],
-    found: Sequence[bytes],
-) -> None:
-    """Raise on all ranks for the first group or replica set whose ranks differ."""
-    for label in dict.fromkeys(labels):
-        inside = {rank: structures[rank] for rank, name in enumerate(labels) if name == label}
-        if len(set(inside.values())) > 1:
-            _raise_differ(ranks, claim, None, inside)
-    contents: dict[bytes, dict[int, bytes]] = {}
-    for rank, data in enumerate(found):
-        for name, digest in _SET.iter_unpack(data):
-            if name.strip(b"\0"):
-                contents.setdefault(name, {})[rank] = digest
-    for name, inside in contents.items():
-        if len(set(inside.values())) > 1:
-            _raise_differ(ranks, claim, name, inside)
-
-
-def _raise_failed(ranks: Ranks, failed: Sequence[int], failure: BaseException | None) -> None:
+def _raise_failed(ranks: Ranks, failure: BaseException | None) -> None:
+    """Raise this rank's own failure, or SaveFailed with the words of the ranks that failed."""
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     try:
-        texts = _texts(ranks, text)
+        texts = differ.texts(ranks, text)
     except SaveFailed:
-        texts = [""] * ranks.world_size
+        texts = ["a rank failed, and others were lost before they could tell"]
     if failure is not None:
         raise failure
-    told = "; ".join(f"rank {rank}: {texts[rank]}" for rank in failed)
+    told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
     raise SaveFailed(f"nothing was committed, since other ranks failed first: {told}")
-
-
-def _raise_differ(
-    ranks: Ranks, claim: Claim, name: bytes | None, digests: dict[int, bytes]
-) -> None:
-    """Find the ranks that differ from the most common digest, and the first key where they do."""
-    most = Counter(digests.values()).most_common(1)[0][0]
-    model = next(rank for rank, found in digests.items() if found == most)
-    differing = [rank for rank, found in digests.items() if found != most]
-    mine = claim.describe(name) if ranks.rank in digests else {}
-    theirs = _broadcast_lines(ranks, mine, model)
-    texts = _texts(ranks, _first_difference(mine, theirs) if ranks.rank in digests else "")
-    told = "; ".join(f"rank {rank}: {texts[rank]}" for rank in differing)
-    raise RanksDiffer(
-        f"ranks hold unequal state, so nothing was committed (compared with rank {model}): {told}. "
-        "Plain tensors and values must be equal on all ranks; use DTensor for what is sharded, "
-        "PerRank for what each rank has for itself, key_group= for ranks with other keys"
-    )
-
-
-def _first_difference(mine: dict[str, str], theirs: dict[str, str]) -> str:
-    for key in sorted(mine.keys() | theirs.keys()):
-        if mine.get(key) != theirs.get(key):
-            here, there = mine.get(key, "nothing"), theirs.get(key, "nothing")
-            return f"{key} is {here} here, {there} there"
-    return "equal"
-
-
-def _broadcast_lines(ranks: Ranks, mine: dict[str, str], source: int) -> dict[str, str]:
-    """``mine`` of rank ``source``: its length first, then the text."""
-    flat = "\0".join(text for pair in mine.items() for text in pair).encode()
-    length = struct.unpack("<q", exchange(ranks, struct.pack("<q", len(flat)))[source])[0]
-    if ranks.group is None:
-        raise CheckpointError("a rank alone can't differ from itself")
-    device = exchange_device(ranks.group)
-    data = torch.zeros(length, dtype=torch.uint8, device=device)
-    if ranks.rank == source:
-        data.copy_(torch.frombuffer(bytearray(flat), dtype=torch.uint8))
-    dist.broadcast(data, ranks.global_ranks[source], group=ranks.group)
-    words = bytes(data.tolist()).decode().split("\0")
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def _texts(ranks: Ranks, text: str) -> list[str]:
-    padded = text.encode("utf-8", "replace")[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
-    return [data.rstrip(b"\0").decode("utf-8", "ignore") for data in exchange(ranks, padded)]

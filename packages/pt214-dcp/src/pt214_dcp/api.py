@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.agree import members
+from pt214_dcp.exchange import TIMEOUT_S, members
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.loader import LoadOptions, LoadReport, load_into
-from pt214_dcp.options import TIMEOUT_S, save_options
+from pt214_dcp.options import save_options
 from pt214_dcp.progress import meter
 from pt214_dcp.saver import start
 from pt214_dcp.stores.resolve import PathLike, where
@@ -60,7 +60,7 @@ def save(
             timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
             hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, progress=told,
         )  # fmt: skip
-        ranks = members(process_group, alone=alone)
+        ranks = members(process_group, alone=alone, timeout_s=timeout_s)
         handle = start(state_dict, where(path), ranks, options, blocking=True)
         handle.wait()
     return handle
@@ -93,7 +93,8 @@ def async_save(
         path: folder of the checkpoint, on storage that all ranks share; or a URL, such as
             ``s3://bucket/prefix/step-100``; or a ``stores.Place``.
         process_group: who saves; None is the default group, or this process where there is none.
-        timeout_s: seconds that the background waits for other ranks before it gives up.
+        timeout_s: seconds to wait for other ranks: for each to call this, and, in the background,
+            for each to have written.
         alone: this process saves by itself, whatever groups exist.
         overwrite: replace what lies at ``path``, at the very end and at once; False refuses.
         base: an earlier checkpoint saved with ``hashes`` or ``base``: blocks that it holds are
@@ -113,7 +114,8 @@ def async_save(
         AlreadyThere: ``overwrite`` is False, and a checkpoint lies there.
         BadOption: an argument has a value that it can't have.
         RanksDiffer: ranks hold unequal state; the message names ranks and keys.
-        SaveFailed: a rank failed or was lost.
+        RankLost: a rank did not come within ``timeout_s``, or is lost; the message names it.
+        SaveFailed: a rank failed.
         CommitConflict: (from ``wait``) in an object store, another saver committed to ``path``
             since this save began.
     """
@@ -122,7 +124,8 @@ def async_save(
         hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, overlap=overlap,
         progress=progress,
     )  # fmt: skip
-    return start(state_dict, where(path), members(process_group, alone=alone), options)
+    ranks = members(process_group, alone=alone, timeout_s=timeout_s)
+    return start(state_dict, where(path), ranks, options)
 
 
 def save_state_dict(
@@ -141,7 +144,8 @@ def save_state_dict(
     previous, _latest = _latest, None
     earlier = None if previous is None else earlier_error(previous)
     options = save_options(timeout_s=timeout_s)
-    _latest = start(state_dict, where(path), members(process_group), options, earlier=earlier)
+    ranks = members(process_group, timeout_s=timeout_s)
+    _latest = start(state_dict, where(path), ranks, options, earlier=earlier)
     return _latest
 
 
@@ -176,6 +180,7 @@ def load(
     path: PathLike,
     *,
     process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = TIMEOUT_S,
     alone: bool = False,
     cast: bool = False,
     partial: bool = False,
@@ -190,6 +195,7 @@ def load(
         state_dict: the same keys, shapes and dtypes as were saved.
         path: folder of the checkpoint.
         process_group: who loads; None is the default group, or this process where there is none.
+        timeout_s: seconds to wait for other ranks, before it begins and after it has read.
         alone: this process loads by itself, whatever groups exist.
         cast: convert values where the dtype differs.
         partial: leave alone what the checkpoint lacks, and what the state dict lacks.
@@ -202,11 +208,13 @@ def load(
         NotACheckpoint: nothing is committed at ``path``.
         StateMismatch: all that is missing, unexpected or different; nothing was written.
         ChunkCorrupt: stored bytes are wrong; ``state_dict`` is then partly overwritten.
+        RankLost: a rank did not come within ``timeout_s``, or is lost; the message names it.
         LoadFailed: another rank failed, or ranks met different generations.
     """
     with meter(progress, f"load {path}") as told:
         options = LoadOptions(cast=cast, partial=partial, progress=told)
-        return load_into(state_dict, where(path), members(process_group, alone=alone), options)
+        ranks = members(process_group, alone=alone, timeout_s=timeout_s)
+        return load_into(state_dict, where(path), ranks, options)
 
 
 def load_state_dict(
@@ -214,10 +222,11 @@ def load_state_dict(
     path: PathLike,
     *,
     process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> LoadReport:
     """Wait for the save that ``save_state_dict`` began, then ``load``."""
     global _latest
     previous, _latest = _latest, None
     if previous is not None:
         previous.wait()
-    return load(state_dict, path, process_group=process_group)
+    return load(state_dict, path, process_group=process_group, timeout_s=timeout_s)

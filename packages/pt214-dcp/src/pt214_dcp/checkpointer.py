@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.agree import Ranks, exchange, members
 from pt214_dcp.api import earlier_error, load, prepare
 from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.commit import committed
 from pt214_dcp.errors import BadOption, CheckpointError, NotACheckpoint
+from pt214_dcp.exchange import TIMEOUT_S, Ranks, exchange, members
 from pt214_dcp.fallback import Met, all_may_go_back, met
 from pt214_dcp.handle import SaveHandle
-from pt214_dcp.options import TIMEOUT_S, save_options
+from pt214_dcp.options import save_options
 from pt214_dcp.retention import remove_checkpoint
 from pt214_dcp.saver import start
 from pt214_dcp.stores.place import Where, children
@@ -121,7 +121,7 @@ class Checkpointer:
         earlier = None if self.handle is None else earlier_error(self.handle)
         self.handle = None
         self._last_s = time.monotonic()
-        ranks = members(self._group)
+        ranks = self._ranks()
         if ranks.rank == 0:
             self._prune(before=step)
         options = replace(self._options, base=self._base(ranks))
@@ -149,11 +149,14 @@ class Checkpointer:
             CheckpointError: as ``load``.
         """
         self.wait()
-        ranks = members(self._group)
+        ranks = self._ranks()
         first: Exception | None = None
         while (step := _agreed(ranks, self._rooted())) is not None:
             try:
-                load(state_dict, self.path(step), process_group=self._group)
+                load(
+                    state_dict, self.path(step), process_group=self._group,
+                    timeout_s=self._options.timeout_s,
+                )  # fmt: skip
                 return step
             except Exception as error:
                 if not fallback and met(error) is Met.DAMAGE:
@@ -213,7 +216,10 @@ class Checkpointer:
         if self._every_s is None:
             return self._every_steps is None
         due = time.monotonic() - self._last_s >= self._every_s
-        return exchange(members(self._group), bytes([due]))[0] == b"\1"
+        return exchange(self._ranks(), bytes([due]))[0] == b"\1"
+
+    def _ranks(self) -> Ranks:
+        return members(self._group, timeout_s=self._options.timeout_s)
 
     def _base(self, ranks: Ranks) -> Where | None:
         """The newest checkpoint, as rank 0 sees it, if this save is an incremental one."""

@@ -30,6 +30,12 @@ def exchange_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
 
 
+def gather_single(found: torch.Tensor, sent: torch.Tensor, **options: Any) -> Any:
+    """``sent`` of every rank into ``found``; the function was renamed in torch 2.14."""
+    call: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return call(found, sent, **options)
+
+
 def is_dtensor(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a DTensor; the class is imported only if something looks like one."""
     if type(tensor).__name__ != "DTensor":

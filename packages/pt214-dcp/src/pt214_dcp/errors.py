@@ -60,6 +60,10 @@ class LoadFailed(CheckpointError):
     """Another rank could not load, or ranks met different generations of a checkpoint."""
 
 
+class RankLost(SaveFailed, LoadFailed):
+    """A rank is absent or lost, so a save or load could not begin; the message names it."""
+
+
 class StateMismatch(CheckpointError):
     """The state dict to fill and the checkpoint differ; nothing was written.
 

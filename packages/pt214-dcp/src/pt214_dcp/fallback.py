@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import errno
 
-from pt214_dcp.agree import Ranks, exchange
-from pt214_dcp.errors import ChunkCorrupt, LoadFailed, NotACheckpoint, SaveFailed
+from pt214_dcp.errors import ChunkCorrupt, LoadFailed, NotACheckpoint, RankLost
+from pt214_dcp.exchange import Ranks, exchange
 
 
 class Met(enum.IntEnum):
@@ -36,7 +36,7 @@ def all_may_go_back(ranks: Ranks, error: BaseException) -> bool:
     """Whether to try an older checkpoint; collective, equal on all ranks that are left."""
     try:
         answers = exchange(ranks, bytes([met(error)]))
-    except SaveFailed:  # a rank is lost; the load's own error tells more
+    except RankLost:  # a rank is lost; the load's own error tells more
         return False
     found = {Met(answer[0]) for answer in answers}
     return Met.DAMAGE in found and Met.OTHER not in found

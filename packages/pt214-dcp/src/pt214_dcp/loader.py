@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from pt214_dcp import state
-from pt214_dcp.agree import Claim, Ranks, agree, exchange
+from pt214_dcp.agree import Claim, Task, agree
 from pt214_dcp.checkpoint import ROOT_READS, Checkpoint, Replaced, open_checkpoint
 from pt214_dcp.compat import Layouts
 from pt214_dcp.data_files import DataFiles
-from pt214_dcp.errors import LoadFailed, SaveFailed, StateMismatch
+from pt214_dcp.errors import LoadFailed, RankLost, SaveFailed, StateMismatch
+from pt214_dcp.exchange import Ranks, exchange
 from pt214_dcp.find import Finder
 from pt214_dcp.fit import Fit, bitmap, fit, unexpected
 from pt214_dcp.garbage import uncollected
@@ -244,9 +245,11 @@ def _together(
     name = prepared.checkpoint.commit.generation if prepared else ""
     claim = None
     if name:
-        claim = Claim(b"loading!", bytes.fromhex(name[4:]), {}, lambda _: {str(path): name})
+        claim = Claim(bytes(8), bytes.fromhex(name[4:]), {}, lambda _: {str(path): name})
     try:
-        agree(ranks, claim, failure)
+        agree(ranks, claim, failure, Task.LOADING)
+    except RankLost:
+        raise
     except SaveFailed as error:
         raise LoadFailed(f"{path}: not loaded: {error}") from error
 

@@ -10,9 +10,9 @@ import torch
 
 from pt214_dcp.arena import LEAST_BYTES, available_bytes
 from pt214_dcp.errors import BadOption
+from pt214_dcp.exchange import TIMEOUT_S, check_timeout
 from pt214_dcp.stores.place import Where
 
-TIMEOUT_S = 600.0  # for ranks that never report; as torch's own collectives on the CPU, rounded
 Progress = Callable[[int, int], None]
 
 
@@ -45,8 +45,7 @@ def save_options(**chosen: Any) -> SaveOptions:
         BadOption: a value that can't be; the message names the argument.
     """
     timeout_s, staging = chosen.get("timeout_s", TIMEOUT_S), chosen.get("staging_bytes")
-    if not timeout_s > 0:
-        raise BadOption(f"timeout_s is {timeout_s!r}; it must be above 0 seconds")
+    check_timeout(timeout_s)
     if staging is not None and (type(staging) is not int or staging < LEAST_BYTES):
         raise BadOption(
             f"staging_bytes is {staging!r}; it must be a whole number of at least {LEAST_BYTES}, "

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pt214_dcp import state, trees
-from pt214_dcp.agree import Ranks
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.errors import StateMismatch
+from pt214_dcp.exchange import Ranks
 from pt214_dcp.fit import Fit, compare
 from pt214_dcp.layout import whole_box
 from pt214_dcp.manifest import Manifest

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint
-from pt214_dcp.options import TIMEOUT_S
+from pt214_dcp.exchange import TIMEOUT_S
 from pt214_dcp.root import COMMIT, GENERATION
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pt214_dcp import commit
-from pt214_dcp.agree import Agreement, Claim, Ranks, agree
+from pt214_dcp.agree import Agreement, Claim, agree
 from pt214_dcp.ballot import Ballot
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.compat import default_store
@@ -33,6 +33,7 @@ from pt214_dcp.errors import (
     SaveCancelled,
     SaveFailed,
 )
+from pt214_dcp.exchange import Ranks
 from pt214_dcp.feed import Feed, feed_of
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base, base_of
@@ -84,7 +85,8 @@ def start(
             failure = error
     agreement = agree(ranks, claim, failure)
     assert structure is not None
-    return _Save(path, ranks, options, structure, agreement, base, seen, started).begin(blocking)
+    save = _Save(path, ranks, options, agreement.uuid, base, seen, started)
+    return save.begin(structure, agreement, blocking)
 
 
 def _check_path(path: Where, options: SaveOptions) -> None:
@@ -156,37 +158,50 @@ class _Save:
     """One save: what its foreground has found and its background needs."""
 
     def __init__(
-        self, path: Where, ranks: Ranks, options: SaveOptions, structure: Structure,
-        agreement: Agreement, base: Base, seen: commit.Seen, started: float,
+        self, path: Where, ranks: Ranks, options: SaveOptions, uuid: str, base: Base,
+        seen: commit.Seen, started: float,
     ) -> None:  # fmt: skip
         self.path, self.ranks, self.options = path, ranks, options
-        self.generation, self.base = f"gen-{agreement.uuid}", base
+        self.generation, self.base = f"gen-{uuid}", base
         self.seen = seen
-        table = structure.table(agreement.members)
-        self.rank_files = RankFiles.of(structure, table, agreement, ranks.rank, base)
-        plan = self.rank_files.plan
-        self.handle = SaveHandle(str(path), started, plan.size_bytes, options.progress)
-        self.tensors = [*structure.tensors, *self.rank_files.own_tensors]
-        self.deadline = started + options.timeout_s
+        self.handle = SaveHandle(str(path), started, 0, options.progress)
         self.ballot: Ballot | None = None
         if ranks.world_size > 1:
             self.ballot = Ballot(
-                default_store(), agreement.uuid, ranks.rank, ranks.world_size, self.deadline,
+                default_store(), uuid, ranks.rank, ranks.world_size, started + options.timeout_s,
                 self.handle.pause,
             )  # fmt: skip
+        self.rank_files: RankFiles
         self.feed: Feed
 
-    def begin(self, blocking: bool) -> SaveHandle:
-        """Start the background, copy what it needs, and return the handle."""
-        handle = self.handle
-        _RUNNING.add(handle)
-        self.feed = feed_of(self.rank_files.plan, self.tensors, self.options, blocking, handle)
-        # Not a daemon: the interpreter waits for it at exit, so the last save is whole.
-        threading.Thread(target=self._run, name="pt214_dcp save").start()
+    def begin(self, structure: Structure, agreement: Agreement, blocking: bool) -> SaveHandle:
+        """Start the background, copy what it needs, and return the handle.
+
+        Raises:
+            SaveFailed: it could not be started; the other ranks are told, since they have agreed.
+        """
+        try:
+            self._plan(structure, agreement, blocking)
+            # Not a daemon: the interpreter waits for it at exit, so the last save is whole.
+            threading.Thread(target=self._run, name="pt214_dcp save").start()
+        except BaseException as error:
+            if self.ballot is not None:
+                _tell(self.ballot, error)
+            failed = self._failed(error)
+            self.handle.finish(None, failed)
+            raise (failed if isinstance(error, Exception) else error) from error
+        _RUNNING.add(self.handle)
         self.feed.fill()
-        self.tensors = []
-        handle.staged_after_call()
-        return handle
+        self.handle.staged_after_call()
+        return self.handle
+
+    def _plan(self, structure: Structure, agreement: Agreement, blocking: bool) -> None:
+        table = structure.table(agreement.members)
+        self.rank_files = RankFiles.of(structure, table, agreement, self.ranks.rank, self.base)
+        plan = self.rank_files.plan
+        self.handle.rank_size_bytes = plan.size_bytes
+        tensors = [*structure.tensors, *self.rank_files.own_tensors]
+        self.feed = feed_of(plan, tensors, self.options, blocking, self.handle)
 
     def _run(self) -> None:
         """The background thread, to the handle's last word."""

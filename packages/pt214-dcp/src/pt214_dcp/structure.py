@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from pt214_dcp import columns
+from pt214_dcp.agree import Replica
 from pt214_dcp.compat import Layouts, local_tensor
 from pt214_dcp.garbage import uncollected
 from pt214_dcp.layout import Layout, Mesh
@@ -141,8 +142,8 @@ def _words(layout: Layout | None) -> str:
     return f" over mesh {layout.mesh.shape} of ranks {told} as {layout.splits}"
 
 
-def replica_hashes(structure: Structure, rank: int, label: bytes) -> dict[bytes, bytes]:
-    """Name of each replica set that this rank is in -> a digest of what it holds there.
+def replica_hashes(structure: Structure, rank: int, label: bytes) -> dict[bytes, Replica]:
+    """Name of each replica set that this rank is in -> what it holds there.
 
     Args:
         structure: of this rank.
@@ -150,6 +151,7 @@ def replica_hashes(structure: Structure, rank: int, label: bytes) -> dict[bytes,
         label: of the rank's key group, whose ranks must hold equal plain tensors.
     """
     names: dict[Any, bytes] = {}
+    places = {label: (0, 0)}  # size of the set, 0 for the key group's; number of this rank
     hashes: dict[bytes, Any] = defaultdict(lambda: hashlib.blake2b(digest_size=8))
     rows = zip(structure.tensors, structure.layouts, structure.aliases, strict=True)
     for at, (tensor, layout, alias) in enumerate(rows):
@@ -160,16 +162,17 @@ def replica_hashes(structure: Structure, rank: int, label: bytes) -> dict[bytes,
             coordinate = layout.mesh.coordinate(rank)
             if coordinate is None:
                 continue
-            key, replicas, _ = replica_set(layout, coordinate)
+            key, replicas, place = replica_set(layout, coordinate)
             if replicas == 1:
                 continue
             if key not in names:
                 told = [layout.mesh.shape, columns.pack("I", layout.mesh.ranks), key[1]]
                 packed = msgspec.msgpack.encode(told)
                 names[key] = hashlib.blake2b(packed, digest_size=8).digest()
+                places[names[key]] = (replicas, place)
             name = names[key]
         hashes[name].update(content_hash(tensor).to_bytes(8, "little"))
-    return {name: found.digest() for name, found in hashes.items()}
+    return {name: Replica(found.digest(), *places[name]) for name, found in hashes.items()}
 
 
 def _sharing(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pt214_dcp.agree import Agreement, Ranks
+from pt214_dcp.agree import Agreement
 from pt214_dcp.arena import ARENA, slot_bytes
 from pt214_dcp.engine import writer_process
+from pt214_dcp.exchange import Ranks
 from pt214_dcp.incremental import Base
 from pt214_dcp.options import SaveOptions
 from pt214_dcp.rank_files import RankFiles

@@ -28,13 +28,14 @@ from torch.futures import Future
 
 from pt214_dcp import commit, files
 from pt214_dcp.errors import NotData, SaveFailed
+from pt214_dcp.exchange import TIMEOUT_S
 from pt214_dcp.feed import feed_of
 from pt214_dcp.file_plan import file_plan
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.incremental import Base
 from pt214_dcp.interop.stock_paths import tree_of
 from pt214_dcp.layout import Box, Held, Layout, Mesh, whole_box
-from pt214_dcp.options import TIMEOUT_S, SaveOptions
+from pt214_dcp.options import SaveOptions
 from pt214_dcp.rank_files import RankFiles, Report, write_rank
 from pt214_dcp.root import TableRecord
 from pt214_dcp.state import take_apart

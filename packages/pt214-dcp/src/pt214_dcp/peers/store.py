@@ -21,8 +21,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.agree import Ranks, exchange, members
 from pt214_dcp.errors import BadOption, CommitConflict, StoreError
+from pt214_dcp.exchange import Ranks, exchange, members
 from pt214_dcp.peers.client import Peer
 from pt214_dcp.peers.memory import PIECE_BYTES, Memory
 from pt214_dcp.peers.server import Server

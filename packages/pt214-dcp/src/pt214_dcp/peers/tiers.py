@@ -10,10 +10,10 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pt214_dcp.agree import exchange, members
 from pt214_dcp.api import load
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.errors import CheckpointError, NotACheckpoint
+from pt214_dcp.exchange import exchange, members
 
 if TYPE_CHECKING:
     import torch.distributed as dist
