@@ -18,6 +18,7 @@ import torch
 from pt214_dcp.api import save
 from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.errors import BadOption, NotACheckpoint, NotData
+from pt214_dcp.interop.archives import check_archive
 from pt214_dcp.interop.distcp import is_stock, read_distcp
 from pt214_dcp.interop.huggingface import (
     is_safetensors,
@@ -85,6 +86,7 @@ def convert(
         NotData: the target can't hold a value; the message has its key.
         LoadFailed: ``source`` has several key groups or ``PerRank`` values.
         BadPath: something lies at ``target``.
+        ChunkCorrupt: ``source`` is damaged, compressed, or lies about its sizes.
     """
     try:
         kind = Kind(to)
@@ -111,20 +113,20 @@ def _read(path: Path, kind: Kind) -> Any:
         return read_distcp(path)
     if kind is Kind.SAFETENSORS:
         return dict(read_files(path))
+    return _read_torch(path)
+
+
+def _read_torch(path: Path) -> Any:
+    packed = zipfile.is_zipfile(path)  # older files of torch.save are none, and can't be mapped
+    if packed:
+        with open(path, "rb") as stream:
+            check_archive(stream, str(path))
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
     except Exception as error:  # torch raises many kinds for what is no file of its own
         raise NotACheckpoint(
             f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
         ) from error
-
-
-def _can_map(path: Path) -> bool:
-    """Whether the records lie there as they are: torch maps compressed ones as if they did."""
-    if not zipfile.is_zipfile(path):  # as older files of torch.save are
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
 
 
 def _write(state: Any, path: Path, kind: Kind) -> None:

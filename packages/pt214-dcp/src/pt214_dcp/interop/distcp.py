@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint, NotData
+from pt214_dcp.interop.archives import check_archive, check_contents
 
 METADATA = ".metadata"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -143,8 +143,10 @@ def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
             data = stream.read(info.length)
     except OSError as error:
         raise ChunkCorrupt(f"{folder / file}: {error.strerror}") from error
+    where = f"{folder / file} at offset {info.offset}: {name}"
+    check_archive(io.BytesIO(data), where)
+    check_contents(io.BytesIO(data), where)
     try:
-        _check_archive(data)
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise NotData(
@@ -152,15 +154,7 @@ def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
             "file; save it as numbers and texts"
         ) from error
     except Exception as error:  # damaged zip files raise many kinds
-        raise ChunkCorrupt(f"{folder / file} at offset {info.offset}: {name}: {error}") from error
-
-
-def _check_archive(data: bytes) -> None:
-    """Raise ValueError unless each member has the crc32 that was written; torch does not look."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} has another crc32 than was written")
+        raise ChunkCorrupt(f"{where}: {error}") from error
 
 
 def _put(found: Any, path: tuple[str | int, ...], value: Any) -> None:
