@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ import torch
 
 from pt214_dcp.api import save
 from pt214_dcp.checkpoint import open_checkpoint
-from pt214_dcp.errors import BadOption, NotACheckpoint, NotData
-from pt214_dcp.interop.archives import check_archive
+from pt214_dcp.errors import BadOption, CheckpointError, NotACheckpoint, NotData
 from pt214_dcp.interop.distcp import is_stock, read_distcp
 from pt214_dcp.interop.huggingface import (
     is_safetensors,
@@ -27,6 +25,7 @@ from pt214_dcp.interop.huggingface import (
     write_tensors,
 )
 from pt214_dcp.interop.target import appearing, check_free
+from pt214_dcp.interop.torch_files import check_torch_file, load_weights
 from pt214_dcp.reader import build
 from pt214_dcp.root import COMMIT
 
@@ -117,15 +116,16 @@ def _read(path: Path, kind: Kind) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
-    packed = zipfile.is_zipfile(path)  # older files of torch.save are none, and can't be mapped
-    if packed:
-        with open(path, "rb") as stream:
-            check_archive(stream, str(path))
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
+        with open(path, "rb") as stream:
+            packed = check_torch_file(stream, str(path), contents=False)
+        return load_weights(path, mmap=packed)  # older files can't be mapped
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises many kinds for what is no file of its own
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotACheckpoint(
-            f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
+            f"{path}: torch.load(weights_only=True) can't read it: {told}"
         ) from error
 
 
