@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pt214_dcp
@@ -66,25 +65,3 @@ def test_a_target_that_is_taken_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "new").exists()
     assert (tmp_path / "new" / "file").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "new"]
-
-
-@pytest.mark.parametrize("value", [torch.arange(1000.0), torch.ones(1000)])
-def test_a_compressed_torch_file_is_read_for_what_it_holds(
-    tmp_path: Path, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save({"w": value}, tmp_path / "stored.pt")
-    with (
-        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
-        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
-    pt214_dcp.convert(tmp_path / "packed.pt", tmp_path / "a")
-    assert torch.equal(pt214_dcp.read(tmp_path / "a")["w"], value)
-    # A twin that maps whatever it finds: garbage, or an error of torch's own.
-    monkeypatch.setattr(converting, "_can_map", lambda path: True)
-    try:
-        pt214_dcp.convert(tmp_path / "packed.pt", tmp_path / "b")
-    except pt214_dcp.NotACheckpoint:
-        return
-    assert not torch.equal(pt214_dcp.read(tmp_path / "b")["w"], value)

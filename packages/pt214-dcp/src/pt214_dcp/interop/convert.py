@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from pt214_dcp.api import save
 from pt214_dcp.checkpoint import open_checkpoint
-from pt214_dcp.errors import BadOption, NotACheckpoint, NotData
+from pt214_dcp.errors import BadOption, CheckpointError, NotACheckpoint, NotData
 from pt214_dcp.interop.distcp import is_stock, read_distcp
 from pt214_dcp.interop.huggingface import (
     is_safetensors,
@@ -26,6 +25,7 @@ from pt214_dcp.interop.huggingface import (
     write_tensors,
 )
 from pt214_dcp.interop.target import appearing, check_free
+from pt214_dcp.interop.torch_files import check_torch_file, load_weights
 from pt214_dcp.reader import build
 from pt214_dcp.root import COMMIT
 
@@ -85,6 +85,7 @@ def convert(
         NotData: the target can't hold a value; the message has its key.
         LoadFailed: ``source`` has several key groups or ``PerRank`` values.
         BadPath: something lies at ``target``.
+        ChunkCorrupt: ``source`` is damaged, compressed, or lies about its sizes.
     """
     try:
         kind = Kind(to)
@@ -111,20 +112,21 @@ def _read(path: Path, kind: Kind) -> Any:
         return read_distcp(path)
     if kind is Kind.SAFETENSORS:
         return dict(read_files(path))
+    return _read_torch(path)
+
+
+def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
+        with open(path, "rb") as stream:
+            packed = check_torch_file(stream, str(path), contents=False)
+        return load_weights(path, mmap=packed)  # older files can't be mapped
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises many kinds for what is no file of its own
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotACheckpoint(
-            f"{path}: torch.load(weights_only=True) can't read it: {str(error).splitlines()[0]}"
+            f"{path}: torch.load(weights_only=True) can't read it: {told}"
         ) from error
-
-
-def _can_map(path: Path) -> bool:
-    """Whether the records lie there as they are: torch maps compressed ones as if they did."""
-    if not zipfile.is_zipfile(path):  # as older files of torch.save are
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
 
 
 def _write(state: Any, path: Path, kind: Kind) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import Any
 
 import torch
 
-from pt214_dcp.errors import ChunkCorrupt, NotACheckpoint, NotData
+from pt214_dcp.errors import CheckpointError, ChunkCorrupt, NotACheckpoint, NotData
+from pt214_dcp.interop.pickles import Rules, check_pickle
+from pt214_dcp.interop.torch_files import check_torch_file, load_weights
 
 METADATA = ".metadata"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -43,6 +44,7 @@ _ALLOWED = {
     ("pathlib", "PurePosixPath"),
     ("pathlib", "_local.PosixPath"),
 }  # fmt: skip
+_RULES = Rules(frozenset({"builtins getattr", *(" ".join(each) for each in _ALLOWED)}))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -87,11 +89,16 @@ def read_distcp(path: str | os.PathLike[str]) -> dict[str, Any]:
         where = tuple(paths.get(name, (name,)))
         if any(isinstance(key, int) and key >= len(paths) for key in where):
             raise ChunkCorrupt(f"{folder / METADATA}: {name}: a list with more places than values")
-        if type(kind).__name__ == "BytesStorageMetadata":
-            value = _read_value(folder, metadata, name)
-        else:
-            value = _read_tensor(folder, metadata, name, kind)
-        _put(found, where, value)
+        try:
+            if type(kind).__name__ == "BytesStorageMetadata":
+                value = _read_item(folder, metadata, name, None)
+            else:
+                value = _read_tensor(folder, metadata, name, kind)
+            _put(found, where, value)
+        except CheckpointError:
+            raise
+        except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise ChunkCorrupt(f"{folder / METADATA}: {name}: {error}") from error
     return found
 
 
@@ -101,16 +108,41 @@ def _read_metadata(folder: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotACheckpoint(f"{folder}: no {METADATA}, so no stock checkpoint") from error
     try:
+        check_pickle(io.BytesIO(data), _RULES, len(data))
         metadata = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # an unpickler may raise anything on damaged bytes
         raise ChunkCorrupt(f"{folder / METADATA}: {error}") from error
     if type(metadata).__name__ != "Metadata" or not isinstance(metadata.storage_data, dict):
         raise ChunkCorrupt(f"{folder / METADATA}: holds no Metadata")
+    try:
+        _check_places(folder, metadata)
+    except (AttributeError, TypeError) as error:
+        raise ChunkCorrupt(f"{folder / METADATA}: {error}") from error
     return metadata
 
 
+def _check_places(folder: Path, metadata: Any) -> None:
+    """Each part has bytes of its own in a file of the folder: else few bytes could fill memory."""
+    places = [(str(each.relative_path), each) for each in metadata.storage_data.values()]
+    before, end = "", 0
+    for file, info in sorted(places, key=lambda each: (each[0], each[1].offset)):
+        if Path(file).name != file or info.transform_descriptors:
+            raise ChunkCorrupt(f"{folder}: file {file!r} is outside, or transformed")
+        if file != before:
+            before, end = file, 0
+        if info.offset < end or info.length < 0:
+            raise ChunkCorrupt(f"{folder / file}: two parts share bytes at offset {info.offset}")
+        end = info.offset + info.length
+
+
 def _read_tensor(folder: Path, metadata: Any, name: str, kind: Any) -> torch.Tensor:
-    tensor = torch.empty(kind.size, dtype=kind.properties.dtype)
+    dtype, stored = kind.properties.dtype, 0
+    for chunk in kind.chunks:
+        stored += _info(folder, metadata, name, chunk.offsets).length
+    if kind.size.numel() * dtype.itemsize > stored:
+        told = f"{kind.size.numel() * dtype.itemsize} bytes, its parts have {stored}"
+        raise ChunkCorrupt(f"{folder / METADATA}: {name}: {told}")
+    tensor = torch.empty(kind.size, dtype=dtype)
     covered = 0
     for chunk in kind.chunks:
         part = _read_item(folder, metadata, name, chunk.offsets)
@@ -124,43 +156,41 @@ def _read_tensor(folder: Path, metadata: Any, name: str, kind: Any) -> torch.Ten
     return tensor
 
 
-def _read_value(folder: Path, metadata: Any, name: str) -> Any:
-    return _read_item(folder, metadata, name, None)
-
-
-def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
+def _info(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
     info = metadata.storage_data.get(MetadataIndex(name, offset))
     if info is None:
         raise ChunkCorrupt(f"{folder}: {name}: no file holds the part at {offset}")
+    return info
+
+
+def _read_item(folder: Path, metadata: Any, name: str, offset: Any) -> Any:
+    info = _info(folder, metadata, name, offset)
     file = str(info.relative_path)
-    if Path(file).name != file or info.transform_descriptors:
-        raise ChunkCorrupt(f"{folder}: {name}: file {file!r} is outside, or transformed")
     try:
         with open(folder / file, "rb") as stream:
+            if info.offset + info.length > os.fstat(stream.fileno()).st_size:
+                raise ChunkCorrupt(
+                    f"{folder / file}: {name}: cut before {info.offset + info.length}"
+                )
             stream.seek(info.offset)
             data = stream.read(info.length)
     except OSError as error:
         raise ChunkCorrupt(f"{folder / file}: {error.strerror}") from error
+    where = f"{folder / file} at offset {info.offset}: {name}"
     try:
-        _check_archive(data)
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        check_torch_file(io.BytesIO(data), where, contents=True)
+        return load_weights(io.BytesIO(data))
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise NotData(
             f"{name}: a value that torch reads with a full unpickler only, which runs code of the "
-            "file; save it as numbers and texts"
+            f"file; save it as numbers and texts ({error})"
         ) from error
     except Exception as error:  # damaged zip files raise many kinds
-        raise ChunkCorrupt(f"{folder / file} at offset {info.offset}: {name}: {error}") from error
-
-
-def _check_archive(data: bytes) -> None:
-    """Raise ValueError unless each member has the crc32 that was written; torch does not look."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} has another crc32 than was written")
+        raise ChunkCorrupt(f"{where}: {error}") from error
 
 
 def _put(found: Any, path: tuple[str | int, ...], value: Any) -> None:

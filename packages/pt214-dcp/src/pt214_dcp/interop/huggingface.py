@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from pt214_dcp.checkpoint import Checkpoint
-from pt214_dcp.errors import CheckpointError, NotACheckpoint, NotData
+from pt214_dcp.errors import CheckpointError, ChunkCorrupt, NotACheckpoint, NotData
+from pt214_dcp.interop.safetensors_header import check_header
 from pt214_dcp.reader import read_tensor
 from pt214_dcp.table import Table
 from pt214_dcp.trees import children, values_of
@@ -127,12 +128,57 @@ def _files(table: Table, names: Mapping[str, str], most_bytes: int) -> list[dict
 def read_files(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of each entry of a safetensors file or folder.
 
+    Where a folder has ``model.safetensors.index.json``, what that lists is read and nothing else.
+
     Raises:
         NotACheckpoint: there is none.
+        ChunkCorrupt: a file or the index is damaged; the message has file, key and offset.
     """
     library = _library()
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise NotACheckpoint(f"{path}: no .safetensors file")
+    listed = _listed(path / INDEX) if (path / INDEX).is_file() else None
+    if listed is not None:
+        files = sorted({path / file for file in listed.values()})
+    else:
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not files or not files[0].is_file():
+            raise NotACheckpoint(f"{path}: no .safetensors file")
+    held = {file: check_header(file) for file in files}  # all of them, before the first is read
+    wanted = listed if listed is not None else _all_of(held)
     for file in files:
-        yield from library.load_file(file).items()
+        for name in [name for name, place in wanted.items() if place == file.name]:
+            if name not in held[file]:
+                raise ChunkCorrupt(f"{file}: {name}: {INDEX} lists it here, and it is not")
+    for file in files:
+        try:
+            tensors = library.load_file(file)
+        except Exception as error:  # the library's own kind, for what its version can't read
+            raise ChunkCorrupt(f"{file}: {error}") from error
+        yield from ((name, each) for name, each in tensors.items() if wanted.get(name) == file.name)
+
+
+def _listed(index: Path) -> dict[str, str]:
+    """Name of each tensor -> name of its file, as the index has them."""
+    try:
+        found = json.loads(index.read_bytes())["weight_map"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ChunkCorrupt(f"{index}: no weight_map: {error}") from error
+    if not isinstance(found, dict):
+        raise ChunkCorrupt(f"{index}: weight_map is a {type(found).__name__}")
+    for name, file in found.items():
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            raise ChunkCorrupt(f"{index}: {name}: file {file!r} is outside the folder")
+        if not (index.parent / file).is_file():
+            raise ChunkCorrupt(f"{index}: {name}: file {file!r} is not in the folder")
+    return found
+
+
+def _all_of(held: Mapping[Path, tuple[str, ...]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for file, names in held.items():
+        for name in names:
+            if name in found:
+                raise ChunkCorrupt(
+                    f"{file}: {name} is in {found[name]} too, and no {INDEX} chooses"
+                )
+            found[name] = file.name
+    return found
