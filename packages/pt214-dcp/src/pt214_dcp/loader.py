@@ -74,6 +74,7 @@ class _Prepared:
     own: list[OwnFill]
 
 
+@uncollected()  # to its end: a pass when the reads begin would see all that was planned
 def load_into(
     state_dict: dict[Any, Any], path: Where, ranks: Ranks, options: LoadOptions
 ) -> LoadReport:
@@ -103,7 +104,6 @@ def load_into(
     )
 
 
-@uncollected()
 @torch.no_grad()
 def _prepare(
     state_dict: dict[Any, Any], path: Where, ranks: Ranks, options: LoadOptions, files: ExitStack
