@@ -10,7 +10,7 @@ from typing import Any
 
 import pt214_dcp
 import torch
-from pt214_dcp.agree import members
+from pt214_dcp.exchange import members
 from pt214_dcp.loader import LoadOptions, load_into
 
 COUNT = 300  # tensors: enough objects for many passes at the threshold below

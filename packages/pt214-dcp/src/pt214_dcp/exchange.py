@@ -152,8 +152,8 @@ def _lost(ranks: Ranks, why: str) -> RankLost:
     if not absent:
         named = "none is known to be absent: look at the logs of all ranks"
     return RankLost(
-        f"rank {ranks.rank} of {ranks.world_size} lost the others in the exchange that begins a save "
-        f"or load, so nothing was committed or loaded: {why}; {named}"
+        f"rank {ranks.rank} of {ranks.world_size} lost the others in the exchange that begins a "
+        f"save or load, so nothing was committed or loaded: {why}; {named}"
     )
 
 
