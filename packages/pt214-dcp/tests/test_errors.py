@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,18 @@ from pt214_dcp import files, rank_files
 MIB = 1 << 20
 
 
+def freed() -> torch.Tensor:
+    tensor = torch.ones(8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the prototype that it is
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def refused() -> dict[str, tuple[Any, str]]:
     cycle: list[Any] = []
     cycle.append(cycle)
@@ -27,6 +40,8 @@ def refused() -> dict[str, tuple[Any, str]]:
         "module": (torch.nn.Linear(1, 1), "Linear is not data"),
         "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
         "meta": (torch.empty(1, device="meta"), "meta device"),
+        "nested": (nested(), "a nested tensor"),
+        "freed": (freed(), "storage was freed, as fully_shard does"),
         "dtype": (torch.float32, "dtype is not data"),
         "key": ({(1, 2): 3}, r"key \(1, 2\) is a tuple; use str or int"),
         "bool key": ({True: 3}, "key True is a bool"),
@@ -41,6 +56,16 @@ def test_what_is_not_data_is_refused_by_the_path_of_its_key(tmp_path: Path, name
     with pytest.raises(pt214_dcp.NotData, match=words) as caught:
         pt214_dcp.save({"model": {"x": [0, value]}}, tmp_path / "c")
     assert "model/x/[1]" in str(caught.value)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_tensor_inside_a_transform_is_refused(tmp_path: Path) -> None:
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(pt214_dcp.NotData, match=r"^a/x: .*inside torch.func.vmap"):
+            pt214_dcp.save({"a": {"x": tensor}}, tmp_path / "c")
+        return tensor * 2
+
+    assert torch.func.vmap(inside)(torch.ones(2, 3)).tolist() == [[2.0] * 3] * 2
     assert not (tmp_path / "c").exists()
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pt214_dcp
 import pytest
@@ -13,25 +16,56 @@ import torch
 COUNT = int(os.environ.get("PT214_FLIPS", "1000"))
 
 
+def state(fill: float | None = None) -> dict[str, Any]:
+    """Twenty layers; all of ``fill``, or of numbers that are the same each time."""
+    numbers = torch.Generator().manual_seed(0)
+    layers = [torch.randn(30, 7, generator=numbers) for _ in range(20)]
+    if fill is not None:
+        layers = [torch.full_like(layer, fill) for layer in layers]
+    return {f"layer{at}": {"w": layer, "n": at} for at, layer in enumerate(layers)}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 20 KB in all five kinds of file."""
     path = tmp_path_factory.mktemp("flips")
-    state = {f"layer{at}": {"w": torch.randn(30, 7), "n": at} for at in range(20)}
-    pt214_dcp.save(state, path)
+    pt214_dcp.save(state(), path)
     return path
 
 
-def noticed(path: Path) -> str:
-    """What ``verify`` says, or nothing."""
+def verified(path: Path) -> None:
+    """Read all that lies there."""
+    pt214_dcp.verify(path)
+
+
+def loaded(path: Path) -> None:
+    """Read what a load needs, and compare it with what was saved."""
+    found = state(fill=0.0)
+    pt214_dcp.load(found, path)
+    for key, layer in state().items():
+        if not torch.equal(found[key]["w"], layer["w"]) or found[key]["n"] != layer["n"]:
+            raise AssertionError(f"{key} came back changed")
+
+
+def loaded_unchecked(path: Path) -> None:
+    """The broken twin of ``loaded``: it looks at no checksum."""
+    with mock.patch("pt214_dcp.data_files.DataFiles._compare"):
+        loaded(path)
+
+
+def noticed(path: Path, look: Callable[[Path], None] = verified) -> str:
+    """What ``look`` says, or nothing."""
     try:
-        pt214_dcp.verify(path)
+        look(path)
     except pt214_dcp.CheckpointError as error:
         return str(error)
     return ""
 
 
-def test_every_flip_and_cut_is_noticed_and_told(checkpoint: Path) -> None:
+@pytest.mark.parametrize("look", [verified, loaded])
+def test_every_flip_and_cut_is_noticed_and_told(
+    checkpoint: Path, look: Callable[[Path], None]
+) -> None:
     files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
     assert len(files) == 5
     chance, silent, vague = random.Random(0), [], []
@@ -45,8 +79,10 @@ def test_every_flip_and_cut_is_noticed_and_told(checkpoint: Path) -> None:
         else:
             data[at] ^= 1 << chance.randrange(8)
         file.write_bytes(data)
-        told = noticed(checkpoint)
-        file.write_bytes(whole)
+        try:
+            told = noticed(checkpoint, look)
+        finally:
+            file.write_bytes(whole)
         if not told:
             silent.append((file.name, at))
         elif file.name not in told or ("checksum" in told and "offset" not in told):
@@ -54,6 +90,11 @@ def test_every_flip_and_cut_is_noticed_and_told(checkpoint: Path) -> None:
     assert not silent
     assert not vague
     assert noticed(checkpoint) == ""
+
+
+def test_a_load_that_checks_nothing_is_caught(checkpoint: Path) -> None:
+    with pytest.raises(AssertionError, match="came back changed"):
+        test_every_flip_and_cut_is_noticed_and_told(checkpoint, loaded_unchecked)
 
 
 def test_a_flip_of_data_is_told_with_key_and_offset(checkpoint: Path) -> None:
@@ -74,7 +115,6 @@ def test_a_load_stops_at_a_flip_too(checkpoint: Path) -> None:
     data = bytearray(whole)
     data[-1] ^= 1
     file.write_bytes(data)
-    state = {f"layer{at}": {"w": torch.zeros(30, 7), "n": 0} for at in range(20)}
     with pytest.raises(pt214_dcp.ChunkCorrupt, match="layer9/w at offset"):
-        pt214_dcp.load(state, checkpoint)
+        pt214_dcp.load(state(0.0), checkpoint)
     file.write_bytes(whole)

@@ -70,12 +70,22 @@ def fit(checkpoint: Checkpoint, flat: Flat, rank: int, *, cast: bool) -> Fit:
             at = table.index.get(leaf.key)
             if at is not None and _differs(leaf.tensor, table.tensors[at]):
                 compare(found, leaf, table.tensors[at], cast=cast)
+        if not leaf.tensor.is_contiguous() and _expanded(leaf.tensor):
+            found.different.append(
+                f"{leaf.key}: state dict has an expanded tensor (strides {leaf.tensor.stride()}), "
+                "whose elements share memory and can't be filled; give it a clone()"
+            )
     found.different.sort()
     return found
 
 
 def _differs(tensor: torch.Tensor, record: TensorRecord) -> bool:
     return tensor.shape != record.shape or tensor.dtype != record.dtype
+
+
+def _expanded(tensor: torch.Tensor) -> bool:
+    rows = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in rows)
 
 
 def compare(found: Fit, leaf: Leaf, record: TensorRecord, *, cast: bool) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pt214_dcp.arrays import is_array, is_number, pack_number, tensor_of
+from pt214_dcp.compat import local_tensor
 from pt214_dcp.errors import NotData
 from pt214_dcp.per_rank import PerRank
 from pt214_dcp.trees import Json, decode_scalar, join, kind_of
@@ -246,6 +247,25 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
         raise NotData(f"{path}: a quantized tensor; save int_repr(), scale and zero point instead")
     if tensor.device.type == "meta":
         raise NotData(f"{path}: a tensor on the meta device holds no data; materialise it first")
+    if tensor.is_nested:
+        raise NotData(f"{path}: a nested tensor; save values() and offsets(), or unbind() it")
+    _check_memory(tensor, path)
+
+
+def _check_memory(tensor: torch.Tensor, path: str) -> None:
+    """Refuse tensors whose bytes are elsewhere: freed by a wrapper, or wrapped by torch.func."""
+    try:
+        address = local_tensor(tensor).data_ptr()
+    except RuntimeError as error:
+        raise NotData(
+            f"{path}: a tensor without memory of its own, as inside torch.func.vmap or grad; save "
+            "what the transformed function returns"
+        ) from error
+    if address == 0 and tensor.numel() and local_tensor(tensor).numel():
+        raise NotData(
+            f"{path}: its storage was freed, as fully_shard does between uses; save the sharded "
+            "parameters (torch.distributed.checkpoint.state_dict gives them), or unshard() first"
+        )
 
 
 def _name(value: Any) -> str:
