@@ -96,12 +96,26 @@ class Recorder:
             self.events.append(Event("name", Path(path)))
 
     def rename(self, source: Any, target: Any) -> None:
+        if os.path.isdir(source):
+            self._rename_folder(Path(source), Path(target))
+            return
         fd = self._real["open"](source, os.O_RDONLY)
         inode = self._inode(fd)
         os.close(fd)
         self._real["rename"](source, target)
         self.events.append(Event("name", Path(target), inode=inode))
         self.events.append(Event("forget", Path(source)))
+
+    def _rename_folder(self, source: Path, target: Path) -> None:
+        """As if each name in it were moved: a disk that tears even that is worse than any is."""
+        self._real["rename"](source, target)
+        self.events.append(Event("name", target))
+        for name in os.listdir(target):
+            fd = self._real["open"](target / name, os.O_RDONLY)
+            self.events.append(Event("name", target / name, inode=self._inode(fd)))
+            self.events.append(Event("forget", source / name))
+            os.close(fd)
+        self.events.append(Event("forget", source))
 
     def unlink(self, path: Any, *rest: Any, **named: Any) -> None:
         fd = named.get("dir_fd")

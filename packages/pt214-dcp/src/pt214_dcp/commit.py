@@ -1,23 +1,23 @@
 """The only commit: rename ``COMMIT.json`` into place, after all it names is durable.
 
-    gen folders durable -> path fsynced -> temporary record fsynced -> rename -> path fsynced
+    gen folders durable -> path fsynced -> gen-<uuid>/COMMIT.json fsynced
+                                       -> renamed to path/COMMIT.json -> path fsynced
 
 A crash before the rename leaves the old checkpoint and a folder that nobody names; after it, the
-new one. What the old record named is removed only then.
+new one. What the old record named is removed only then. The record is written inside its
+generation, so that a save whose generation is taken away as a leftover can't commit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pt214_dcp import files
+from pt214_dcp import files, leftovers
 from pt214_dcp.checkpoint import read_commit
 from pt214_dcp.errors import CheckpointError, SaveFailed
 from pt214_dcp.manifest import manifest_name
@@ -27,6 +27,7 @@ from pt214_dcp.stores.place import Place, Where, sync_folder, write_new
 
 logger = logging.getLogger(__name__)
 _SEEN_S = 10.0  # how late a network file system may show a name
+_WATCH = leftovers.Watch()  # of what this process met at the paths that it saves to
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,15 @@ def commit(path: Where, generation: str, reports: Mapping[int, Report], found: S
 
 def _rename(path: Path, generation: str, root: Commit) -> None:
     files.sync_folder(path)  # the generation's name must be durable before a record names it
-    temporary = path / f"{COMMIT}.{generation}"
+    record = path / generation / COMMIT
     try:
-        files.write_new(temporary, pack_commit(root), lambda: None)
-        os.rename(temporary, path / COMMIT)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        files.write_new(record, pack_commit(root), lambda: None)
+        os.rename(record, path / COMMIT)
+    except FileNotFoundError as error:
+        raise SaveFailed(
+            f"{path / generation} was taken away before its commit, as by a repair that took this "
+            "save for a dead one; what lay at the path before lies there still: save again"
+        ) from error
     files.sync_folder(path)
 
 
@@ -122,20 +125,27 @@ def remove_old(path: Where, previous: str | None, stale_s: float) -> None:
         previous: the generation that the old record named.
         stale_s: a generation that nobody names and nobody changed for so long is a dead saver's:
             a live one gives up within its timeout.
+
+    Raises:
+        CheckpointError: the root record can't be read.
+        OSError: what the disk answers.
     """
     if isinstance(path, Place):
         _remove_old_objects(path, previous, stale_s)
         return
-    current = committed(path)
-    for folder in path.glob("gen-*"):
-        if folder.name == current:
-            continue
-        try:
-            old = time.time() - folder.stat().st_mtime > stale_s
-        except OSError:  # another saver was faster
-            continue
-        if folder.name == previous or old:
-            discard(path, folder.name)
+    leftovers.finish_taken(path)
+    now_s = leftovers.clock_s(path)
+    for folder in leftovers.unnamed(path):
+        if folder.name == previous or _dead(folder, now_s, stale_s):
+            leftovers.take_away(folder)
+    _WATCH.forget(path)
+
+
+def _dead(folder: Path, now_s: float | None, stale_s: float) -> bool:
+    """Old by the file system's clock and quiet since an earlier save, or quiet for all the time."""
+    quiet, age = _WATCH.quiet_s(folder), leftovers.age_s(folder, now_s)
+    old = age is None or age > stale_s
+    return quiet > stale_s or (old and quiet > leftovers.WATCH_S)
 
 
 def discard(path: Where, generation: str) -> None:
@@ -144,12 +154,12 @@ def discard(path: Where, generation: str) -> None:
         names = [entry.name for entry in path.store.list((path / generation).key)]
         path.store.delete(names)
         return
-    (path / f"{COMMIT}.{generation}").unlink(missing_ok=True)
-    shutil.rmtree(path / generation, ignore_errors=True)
-    with contextlib.suppress(OSError):
+    try:
+        leftovers.take_away(path / generation)
         path.rmdir()  # empty where the save made it: nothing is left of what failed
-    if (path / generation).exists():
-        logger.warning("could not remove %s; delete it by hand", path / generation)
+    except (CheckpointError, OSError) as error:
+        if (path / generation).exists():
+            logger.warning("could not remove %s: %s", path / generation, error)
 
 
 def _remove_old_objects(path: Place, previous: str | None, stale_s: float) -> None:

@@ -1,20 +1,25 @@
 """Which steps to keep, and how to remove one so that a kill midway leaves no damaged checkpoint.
 
-    root record removed -> folder fsynced -> the rest removed
+    root record removed -> folder fsynced -> generations taken away -> the rest removed
 
 What a kill leaves after the first step is what a killed saver leaves: generations that no record
 names, for ``repair``. Other checkpoints lose nothing: what they share with this one are hard links.
+A save to the same path meanwhile fails as a whole, or its checkpoint stays as a whole.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
 from collections.abc import Sequence
 
-from pt214_dcp import files
+from pt214_dcp import files, leftovers
 from pt214_dcp.errors import NotACheckpoint
 from pt214_dcp.root import COMMIT
 from pt214_dcp.stores.place import Place, Where, remove
+
+logger = logging.getLogger(__name__)
 
 
 def kept_steps(folder: Where, steps: Sequence[int], keep: int, every: int | None) -> set[int]:
@@ -49,4 +54,17 @@ def remove_checkpoint(path: Where) -> None:
         return
     (path / COMMIT).unlink(missing_ok=True)
     files.sync_folder(path)  # else a power cut may bring the record back, but not its data
-    shutil.rmtree(path)
+    leftovers.finish_taken(path)
+    for generation in leftovers.unnamed(path):
+        leftovers.take_away(generation)
+    if (path / COMMIT).exists() or leftovers.unnamed(path):
+        logger.info("%s stays: a save to it began or was committed meanwhile", path)
+        return
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            if not leftovers.is_ours(entry):
+                shutil.rmtree(entry)
+        elif entry.name != COMMIT:
+            entry.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rmdir()

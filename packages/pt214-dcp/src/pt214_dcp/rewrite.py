@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pt214_dcp import commit
+from pt214_dcp import commit, leftovers
 from pt214_dcp.arena import memory
 from pt214_dcp.blocks import Known, Written
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
@@ -73,7 +73,7 @@ def rewrite(
     )  # counts bytes; nobody waits for it
     previous = commit.committed(target)
     try:
-        with DataFiles(checkpoint) as data:
+        with DataFiles(checkpoint) as data, leftovers.alive(target / generation):
             reports = {
                 job.files.rank: write_rank(
                     target / generation, job.files, _Feed(job, data, handle), handle

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import os
@@ -19,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from pt214_dcp import commit
+from pt214_dcp import commit, leftovers
 from pt214_dcp.agree import Agreement, Claim, agree
 from pt214_dcp.ballot import Ballot
 from pt214_dcp.checkpoint import open_checkpoint
@@ -28,6 +29,7 @@ from pt214_dcp.errors import (
     AlreadyThere,
     BadOption,
     BadPath,
+    CheckpointError,
     CommitConflict,
     NotACheckpoint,
     SaveCancelled,
@@ -208,7 +210,9 @@ class _Save:
         error: BaseException | None = None
         size_bytes: int | None = None
         try:
-            size_bytes = self._write_and_commit()
+            folder = self.path / self.generation  # one rank's beat is enough: the one that commits
+            with leftovers.alive(folder) if self.ranks.rank == 0 else contextlib.nullcontext():
+                size_bytes = self._write_and_commit()
         except BaseException as caught:
             error = caught
         finally:
@@ -254,7 +258,7 @@ class _Save:
         root: Commit = commit.commit(self.path, self.generation, reports, self.seen)
         try:
             commit.remove_old(self.path, previous, stale_s=2 * self.options.timeout_s)
-        except OSError as error:  # the new checkpoint is safe; only space is lost
+        except (CheckpointError, OSError) as error:  # the new one is safe; only space is lost
             logger.warning("%s: could not remove what was replaced: %s", self.path, error)
         return root.size_bytes
 

@@ -9,7 +9,7 @@ from pt214_dcp.checkpoint import open_checkpoint
 from pt214_dcp.checkpointer import Checkpointer
 from pt214_dcp.cli.answer import Answer, Command, above_zero, path_argument, shown, size_of
 from pt214_dcp.errors import BadOption
-from pt214_dcp.repair import QUIET_S, repair
+from pt214_dcp.repair import QUIET_S, repair_all
 from pt214_dcp.retention import kept_steps, remove_checkpoint
 from pt214_dcp.rewrite import rewrite
 
@@ -35,14 +35,10 @@ def run_repair(arguments: argparse.Namespace) -> Answer:
     checkpoints = Checkpointer(arguments.path)
     steps = [path for _, path in checkpoints._folders() if isinstance(path, Path)]
     paths = steps or [arguments.path.absolute()]
-    removed: list[str] = []
-    kept: dict[str, str] = {}
-    size_bytes = 0
-    for path in paths:
-        found = repair(path, quiet_s=arguments.quiet_s, dry_run=arguments.dry_run)
-        removed += [str(each) for each in found.removed]
-        kept |= {str(each): why for each, why in found.kept.items()}
-        size_bytes += found.size_bytes
+    found = repair_all(paths, quiet_s=arguments.quiet_s, dry_run=arguments.dry_run)
+    removed = [str(each) for each in found.removed]
+    kept = {str(each): why for each, why in found.kept.items()}
+    size_bytes = found.size_bytes
     words = "would remove" if arguments.dry_run else "removed"
     lines = [f"{words} {each}" for each in removed]
     lines += [f"kept {each}: {why}" for each, why in kept.items()]
@@ -88,8 +84,8 @@ def _add_repair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only tell")
     parser.add_argument(
         "--quiet-s", type=float, default=QUIET_S,
-        help="leave alone what changed within so many seconds (%(default).0f): "
-        "0 if no saver can be alive",
+        help="leave alone what changed within so many seconds (%(default).0f), and watch the rest "
+        "for so long, 15 at most; 0 if no saver can be alive",
     )  # fmt: skip
 
 
