@@ -16,7 +16,7 @@ from pt214_dcp import files
 
 
 def test_saves_at_its_steps_keeps_the_last_and_restores_the_newest(tmp_path: Path) -> None:
-    keeper = pt214_dcp.Checkpointer(tmp_path / "c", every_steps=2, keep=2)
+    keeper = pt214_dcp.Checkpointer(tmp_path / "c", every=2, keep=2)
     assert (keeper.steps(), keeper.latest()) == ([], None)
     with pytest.raises(pt214_dcp.NotACheckpoint, match="no committed checkpoint"):
         keeper.restore({"w": torch.zeros(3)})
@@ -108,12 +108,29 @@ def test_the_end_of_the_program_waits_for_the_save(tmp_path: Path) -> None:
     pt214_dcp.verify(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["every_steps", "every_s", "keep", "timeout_s"])
-def test_numbers_that_are_not_above_zero_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0; it must be a number above 0, or None"):
-        pt214_dcp.Checkpointer(tmp_path, **{name: 0})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("every", 0, "a whole number above 0"),
+        ("every", True, "a whole number above 0"),
+        ("every", 2.0, "a whole number above 0"),
+        ("keep", 0, "a whole number above 0"),
+        ("keep", 2.5, "a whole number above 0"),
+        ("full_every", -1, "a whole number above 0"),
+        ("every_s", 0, "a number above 0"),
+        ("every_s", "1", "a number above 0"),
+        ("timeout_s", 0, "above 0 seconds"),
+        ("progress", 3, "True, False or a function"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    tmp_path: Path, name: str, value: Any, words: str
+) -> None:
+    with pytest.raises(pt214_dcp.BadOption, match=rf"{name} is {value!r}; it must be {words}"):
+        pt214_dcp.Checkpointer(tmp_path, **{name: value})
 
 
-def test_a_negative_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step is -1"):
-        pt214_dcp.Checkpointer(tmp_path).save(-1, {})
+@pytest.mark.parametrize("step", [-1, 1.5, True])
+def test_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(ValueError, match=f"step is {step}; it must be a whole number, 0 or more"):
+        pt214_dcp.Checkpointer(tmp_path).save(step, {})

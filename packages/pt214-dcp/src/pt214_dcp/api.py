@@ -12,14 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pt214_dcp.exchange import TIMEOUT_S, members
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.loader import LoadOptions, LoadReport, load_into
 from pt214_dcp.options import save_options
-from pt214_dcp.progress import meter
+from pt214_dcp.progress import Progress, meter, meter_of
 from pt214_dcp.saver import start
 from pt214_dcp.stores.resolve import PathLike, where
 from pt214_dcp.warm import warm
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 State = dict[Any, Any]
-Progress = bool | Callable[[int, int], None]
 
 _latest: SaveHandle | None = None  # of save_state_dict: the next call waits for it
 
@@ -55,14 +54,14 @@ def save(
     Returns:
         The ended handle, for its facts.
     """
-    with meter(progress, f"save {path}") as told:
-        options = save_options(
-            timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
-            hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, progress=told,
-        )  # fmt: skip
-        ranks = members(process_group, alone=alone, timeout_s=timeout_s)
-        handle = start(state_dict, where(path), ranks, options, blocking=True)
-        handle.wait()
+    ranks = members(process_group, alone=alone, timeout_s=timeout_s)
+    options = save_options(
+        timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
+        hashes=hashes, key_group=key_group, staging_bytes=staging_bytes,
+        progress=meter_of(progress, f"save {path}", rank=ranks.rank),
+    )  # fmt: skip
+    handle = start(state_dict, where(path), ranks, options, blocking=True)
+    handle.wait()
     return handle
 
 
@@ -79,7 +78,7 @@ def async_save(
     key_group: str | None = None,
     staging_bytes: int | None = None,
     overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = False,
 ) -> SaveHandle:
     """Copy the state, agree with the other ranks, and write it behind the training's back.
 
@@ -106,7 +105,11 @@ def async_save(
             is larger, the call waits for the disk. None is half of the free memory.
         overlap: optimizers whose parameters and state are copied after the call returns, while
             forward and backward run; their next ``step`` waits for the copy.
-        progress: called in the background with bytes written and bytes in all, of this rank.
+        progress: True shows a meter, on rank 0; or a function that is called in the background with
+            bytes written and bytes in all, of this rank. What it raises is logged, no more.
+
+    The error of an earlier save in the background that nobody has asked about is raised by the
+    next save, to whatever path: then nothing new is begun.
 
     Raises:
         NotData: a value is not data; the message has its key's path.
@@ -119,12 +122,12 @@ def async_save(
         CommitConflict: (from ``wait``) in an object store, another saver committed to ``path``
             since this save began.
     """
+    ranks = members(process_group, alone=alone, timeout_s=timeout_s)
     options = save_options(
         timeout_s=timeout_s, overwrite=overwrite, base=None if base is None else where(base),
         hashes=hashes, key_group=key_group, staging_bytes=staging_bytes, overlap=overlap,
-        progress=progress,
+        progress=meter_of(progress, f"save {path}", rank=ranks.rank),
     )  # fmt: skip
-    ranks = members(process_group, alone=alone, timeout_s=timeout_s)
     return start(state_dict, where(path), ranks, options)
 
 
@@ -134,6 +137,7 @@ def save_state_dict(
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = TIMEOUT_S,
+    progress: Progress = False,
 ) -> SaveHandle:
     """``async_save`` for a loop that keeps no handle.
 
@@ -143,8 +147,9 @@ def save_state_dict(
     global _latest
     previous, _latest = _latest, None
     earlier = None if previous is None else earlier_error(previous)
-    options = save_options(timeout_s=timeout_s)
     ranks = members(process_group, timeout_s=timeout_s)
+    told = meter_of(progress, f"save {path}", rank=ranks.rank)
+    options = save_options(timeout_s=timeout_s, progress=told)
     _latest = start(state_dict, where(path), ranks, options, earlier=earlier)
     return _latest
 
@@ -199,7 +204,7 @@ def load(
         alone: this process loads by itself, whatever groups exist.
         cast: convert values where the dtype differs.
         partial: leave alone what the checkpoint lacks, and what the state dict lacks.
-        progress: True shows a meter; or a function of bytes read and bytes in all.
+        progress: True shows a meter, on rank 0; or a function of bytes read and bytes in all.
 
     Returns:
         What was missing, unexpected and cast.
@@ -211,9 +216,9 @@ def load(
         RankLost: a rank did not come within ``timeout_s``, or is lost; the message names it.
         LoadFailed: another rank failed, or ranks met different generations.
     """
-    with meter(progress, f"load {path}") as told:
+    ranks = members(process_group, alone=alone, timeout_s=timeout_s)
+    with meter(progress, f"load {path}", rank=ranks.rank) as told:
         options = LoadOptions(cast=cast, partial=partial, progress=told)
-        ranks = members(process_group, alone=alone, timeout_s=timeout_s)
         return load_into(state_dict, where(path), ranks, options)
 
 

@@ -25,6 +25,7 @@ from pt214_dcp.exchange import TIMEOUT_S, Ranks, exchange, members
 from pt214_dcp.fallback import Met, all_may_go_back, met
 from pt214_dcp.handle import SaveHandle
 from pt214_dcp.options import save_options
+from pt214_dcp.progress import Progress, meter_of
 from pt214_dcp.retention import remove_checkpoint
 from pt214_dcp.saver import start
 from pt214_dcp.stores.place import Where, children
@@ -45,7 +46,7 @@ class Checkpointer:
     Args:
         folder: holds one checkpoint a step; created by the first save. Or a URL or a place in a
             store, as for ``save``.
-        every_steps: save at steps that this divides.
+        every: save at steps that this divides.
         every_s: save when rank 0's last save began so many seconds ago; costs one exchange of a
             few bytes a call, since clocks differ and all ranks must do the same.
         keep: committed checkpoints to keep; None keeps all.
@@ -56,18 +57,19 @@ class Checkpointer:
         full_every: write only blocks that changed since the save before, and all of them once in
             so many saves; None writes all of them always. Pays where most of the state stands
             still: frozen weights, LoRA, embeddings. Adam's state never does.
+        progress: as ``async_save``; of ``restore``, too.
 
-    With neither ``every_steps`` nor ``every_s`` each call of ``save`` saves.
+    With neither ``every`` nor ``every_s`` each call of ``save`` saves.
 
     Raises:
-        BadOption: a number is not above 0.
+        BadOption: a number is not above 0, or not whole where it must be.
     """
 
     def __init__(
         self,
         folder: PathLike,
         *,
-        every_steps: int | None = None,
+        every: int | None = None,
         every_s: float | None = None,
         keep: int | None = 3,
         process_group: dist.ProcessGroup | None = None,
@@ -75,15 +77,14 @@ class Checkpointer:
         staging_bytes: int | None = None,
         overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
         full_every: int | None = None,
+        progress: Progress = False,
     ) -> None:
-        numbers = {
-            "every_steps": every_steps, "every_s": every_s, "keep": keep, "timeout_s": timeout_s,
-            "full_every": full_every,
-        }  # fmt: skip
-        for name, value in numbers.items():
-            number = isinstance(value, int | float) and value > 0
-            if value is not None and not number:
-                raise BadOption(f"{name} is {value!r}; it must be a number above 0, or None")
+        for name, count in {"every": every, "keep": keep, "full_every": full_every}.items():
+            if count is not None and not (type(count) is int and count > 0):
+                raise BadOption(f"{name} is {count!r}; it must be a whole number above 0, or None")
+        if every_s is not None and not (type(every_s) in (int, float) and every_s > 0):
+            raise BadOption(f"every_s is {every_s!r}; it must be a number above 0, or None")
+        meter_of(progress, "")  # raises where it is none
         self.folder = where(folder)
         if full_every is not None and not isinstance(self.folder, Path):
             raise BadOption(
@@ -91,12 +92,13 @@ class Checkpointer:
                 "changed link files, which only a file system can do"
             )
         self.handle: SaveHandle | None = None
-        self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
+        self._every, self._every_s, self._keep = every, every_s, keep
         self._group, self._full_every = process_group, full_every
         self._options = save_options(
             timeout_s=timeout_s, staging_bytes=staging_bytes, overlap=overlap,
             hashes=full_every is not None,
         )  # fmt: skip
+        self._progress = progress
         self._saves = 0
         self._damaged: set[int] = set()  # found by restore; rank 0's counts
         self._last_s = time.monotonic()
@@ -114,8 +116,8 @@ class Checkpointer:
         Returns:
             The handle, or None when it is not time.
         """
-        if step < 0:
-            raise ValueError(f"step is {step}; it must be 0 or more")
+        if type(step) is not int or step < 0:
+            raise BadOption(f"step is {step!r}; it must be a whole number, 0 or more")
         if not force and not self._due(step):
             return None
         earlier = None if self.handle is None else earlier_error(self.handle)
@@ -124,7 +126,8 @@ class Checkpointer:
         ranks = self._ranks()
         if ranks.rank == 0:
             self._prune(before=step)
-        options = replace(self._options, base=self._base(ranks))
+        told = meter_of(self._progress, f"save step {step}", rank=ranks.rank)
+        options = replace(self._options, base=self._base(ranks), progress=told)
         self._saves += 1
         self.handle = start(state_dict, self.path(step), ranks, options, earlier=earlier)
         self.handle.on_commit(lambda: self._committed(step) if ranks.rank == 0 else None)
@@ -155,7 +158,7 @@ class Checkpointer:
             try:
                 load(
                     state_dict, self.path(step), process_group=self._group,
-                    timeout_s=self._options.timeout_s,
+                    timeout_s=self._options.timeout_s, progress=self._progress,
                 )  # fmt: skip
                 return step
             except Exception as error:
@@ -211,10 +214,10 @@ class Checkpointer:
         return self.handle is not None and self.handle.cancel()
 
     def _due(self, step: int) -> bool:
-        if self._every_steps is not None and step % self._every_steps == 0:
+        if self._every is not None and step % self._every == 0:
             return True
         if self._every_s is None:
-            return self._every_steps is None
+            return self._every is None
         due = time.monotonic() - self._last_s >= self._every_s
         return exchange(self._ranks(), bytes([due]))[0] == b"\1"
 

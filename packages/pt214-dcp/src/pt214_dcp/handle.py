@@ -148,6 +148,9 @@ class SaveHandle:
         """The last word of the background thread."""
         with self._lock:
             self._phase = Phase.DONE if error is None else Phase.FAILED
+        close = getattr(self._progress, "close", None)  # a meter's; a plain function has none
+        if close is not None:
+            close()
         if error is None:
             for call in self._after:
                 try:

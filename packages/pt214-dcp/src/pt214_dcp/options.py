@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from pt214_dcp.arena import LEAST_BYTES, available_bytes
 from pt214_dcp.errors import BadOption
 from pt214_dcp.exchange import TIMEOUT_S, check_timeout
+from pt214_dcp.progress import Meter
 from pt214_dcp.stores.place import Where
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class SaveOptions:
     base: Where | None = None
     hashes: bool = False
     key_group: str | None = None
-    progress: Progress | None = None
+    progress: Meter | None = None
 
     @property
     def budget_bytes(self) -> int:

@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from pt214_dcp.structure import Structure, replica_hashes, structure_of
 from pt214_dcp.trees import values_of
 
 logger = logging.getLogger(__name__)
-_RUNNING: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
+_LOST: list[SaveHandle] = []  # saves that failed in the background, until somebody was told
 
 
 def start(
@@ -74,7 +73,7 @@ def start(
     structure: Structure | None = None
     claim: Claim | None = None
     base, seen = Base(), commit.Seen()
-    failure = earlier
+    failure = earlier or _forgotten()
     if failure is None:
         try:
             _check_path(path, options)
@@ -192,7 +191,6 @@ class _Save:
             failed = self._failed(error)
             self.handle.finish(None, failed)
             raise (failed if isinstance(error, Exception) else error) from error
-        _RUNNING.add(self.handle)
         self.feed.fill()
         self.handle.staged_after_call()
         return self.handle
@@ -224,6 +222,8 @@ class _Save:
             if error is not None:
                 error = self._failed(error)
         finally:  # whatever tidying meets, those who wait must hear of the end
+            if error is not None and not self.handle.cancelled:
+                _LOST.append(self.handle)
             self.handle.finish(size_bytes, error)
         if error is None:
             logger.info("%s: durable after %.3f s", self.path, self.handle.durable_s)
@@ -289,8 +289,24 @@ def _tell(ballot: Ballot, error: BaseException) -> None:
         logger.warning("could not tell the other ranks that this save failed: %s", lost)
 
 
+def _forgotten() -> BaseException | None:
+    """The first error that nobody has been told of; from here on somebody has."""
+    first: BaseException | None = None
+    while _LOST and _LOST[0].done():
+        handle = _LOST.pop(0)
+        error = handle.unseen
+        if error is None:
+            continue
+        if first is None:
+            first = handle.exception()
+            error.add_note(f"so an earlier save to {handle.path} was lost; nothing new was begun")
+        else:
+            logger.error("another save was lost, too, to %s: %s", handle.path, error)
+    return first
+
+
 @atexit.register
 def _report_unseen() -> None:
-    for handle in list(_RUNNING):
+    for handle in _LOST:
         if handle.unseen is not None:
-            logger.error("the last save was lost: %s", handle.unseen)
+            logger.error("the save to %s was lost: %s", handle.path, handle.unseen)
