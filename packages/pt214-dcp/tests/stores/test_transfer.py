@@ -146,8 +146,12 @@ class Unconditional:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def replace_root(self, name: str, data: bytes, expected: str | None) -> None:
-        self._store.replace_root(name, data, self._store.read_root(name)[1])
+    def replace_root(self, name: str, data: bytes, expected: str | None) -> Any:
+        while True:
+            try:
+                return self._store.replace_root(name, data, self._store.read_root(name)[1])
+            except CommitConflict:  # the other saver came between the two requests: again
+                continue
 
 
 def test_an_unconditional_root_would_let_both_savers_win(s3: Place) -> None:
