@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from bench_dcp_ranks import spawn
 from bench_dcp_save import blank, check, fresh, large
-from harness import Row, gib, in_turns, report, rows, seconds
+from harness import Row, gib, in_turns, report, row, rows, seconds
 from pt214_dcp import blocks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -65,12 +65,7 @@ def test_bytes_read(tmp_path: Path, benchmark: Any) -> None:
             size = torch.Size(layout[0]).numel()
             answers = spawn(size, call, tmp_path / "ranks", layout)
         read, needed = map(sum, zip(*answers, strict=True))
-        found.append(
-            {
-                "case": f"bytes read: {case}", "unit": "B", "ours": read, "rival": needed,
-                "rival_name": "needed", "ratio": needed / read, "spread": 0.0,
-            }
-        )  # fmt: skip
+        found.append(row(f"bytes read: {case}", "B", read, needed, "needed"))
         shutil.rmtree(tmp_path / "c")
     report("dcp_bytes_read", found, benchmark)
     assert not dist.is_initialized()
@@ -87,11 +82,8 @@ def test_incremental(tmp_path: Path, benchmark: Any) -> None:
     into = blank(state)
     pt214_dcp.load(into, tmp_path / "1")
     check(state, into)
-    found = {
-        "case": "bytes written after a tenth changed", "unit": "B", "ours": part, "rival": full,
-        "rival_name": "a full save", "ratio": full / part, "spread": 0.0,
-    }  # fmt: skip
-    report("dcp_incremental", [found], benchmark)
+    found = [row("bytes written after a tenth changed", "B", part, full, "a full save")]
+    report("dcp_incremental", found, benchmark)
 
 
 def test_checksums(tmp_path: Path, benchmark: Any) -> None:

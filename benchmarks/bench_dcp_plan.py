@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Row, report, rounds, seconds
+from harness import Row, report, rounds, row, seconds
 from pt214_dcp import files
 from pt214_dcp.checkpoint import Checkpoint, open_checkpoint
 from pt214_dcp.compat import Layouts
@@ -145,13 +145,6 @@ def stock_plan_ms(world: int) -> float:
         pickle.dumps(metadata)
 
     return 1e3 * seconds(coordinate)
-
-
-def row(case: str, unit: str, ours: float, bound: float, name: str = "bound") -> Row:
-    return {
-        "case": case, "unit": unit, "ours": ours, "rival": bound, "rival_name": name,
-        "ratio": bound / ours, "spread": 0.0,
-    }  # fmt: skip
 
 
 def measured(world: int, path: Path) -> list[Row]:

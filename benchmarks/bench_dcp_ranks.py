@@ -23,7 +23,7 @@ import pt214_dcp
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock_dcp
-from harness import Row, report, rounds
+from harness import report, rounds, row
 from pt214_dcp import blocks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -116,13 +116,6 @@ def slow_disks(folder: Path) -> Path:
     """Memory, if there is a file system of it: this machine's one disk must not be the limit."""
     memory = Path("/dev/shm")
     return memory / f"pt214-bench-{os.getpid()}" if os.access(memory, os.W_OK) else folder
-
-
-def row(case: str, unit: str, ours: float, rival: float, name: str, ratio: float) -> Row:
-    return {
-        "case": case, "unit": unit, "ours": ours, "rival": rival, "rival_name": name,
-        "ratio": ratio, "spread": 0.0,
-    }  # fmt: skip
 
 
 def test_ranks(tmp_path: Path, benchmark: Any) -> None:
