@@ -37,6 +37,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     return run
 
 
+@pytest.fixture
+def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leftovers of these tests have no saver to wait for."""
+    monkeypatch.setattr("pt214_dcp.leftovers.WATCH_S", 0.1)
+
+
 def test_ls_info_and_verify_tell_what_was_saved(checkpoint: str, told: Told) -> None:
     tensors = {"w": {"dtype": "float32", "shape": [2, 3]}}
     assert told("ls", checkpoint) == (0, {"tensors": tensors})
@@ -157,6 +163,7 @@ def leave_leftovers(path: Path) -> list[Path]:
     return [record, folder]
 
 
+@pytest.mark.usefixtures("short_watch")
 def test_repair_removes_what_no_record_names_and_nothing_else(checkpoint: str, told: Told) -> None:
     left = leave_leftovers(Path(checkpoint))
     (Path(checkpoint) / "notes.txt").write_text("mine")
@@ -171,6 +178,7 @@ def test_repair_removes_what_no_record_names_and_nothing_else(checkpoint: str, t
     assert told("repair", checkpoint)[1]["removed"] == []
 
 
+@pytest.mark.usefixtures("short_watch")
 def test_repair_leaves_alone_what_a_saver_may_still_write(checkpoint: str, told: Told) -> None:
     record, folder = leave_leftovers(Path(checkpoint))
     (folder / "rank-00001.safetensors").write_bytes(b"now")
