@@ -9,6 +9,10 @@ from typing import Any
 import pt214_dcp
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 
 @pytest.fixture
@@ -73,6 +77,51 @@ def test_an_optimizer_that_numbers_its_state_comes_back(tmp_path: Path) -> None:
         for name, tensor in slots.items():
             assert torch.equal(blank["state"][number][name], tensor)
             assert torch.equal(whole["state"][number][name], tensor)
+
+
+def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    optimizer.zero_grad()
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def test_a_new_optimizer_is_told_how_to_resume_and_both_ways_are_exact(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    rng = torch.get_rng_state()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    pt214_dcp.save(saved, tmp_path / "torch")
+    pt214_dcp.save({"o": get_optimizer_state_dict(model, optimizer)}, tmp_path / "dcp")
+    wanted = one_step(model, optimizer)
+
+    twin, new = fresh()
+    blank = {"model": twin.state_dict(), "optimizer": new.state_dict()}
+    with pytest.raises(pt214_dcp.StateMismatch, match=r"pt214_dcp\.read\(path\), and give it"):
+        pt214_dcp.load(blank, tmp_path / "torch")
+    found = pt214_dcp.read(tmp_path / "torch")
+    twin.load_state_dict(found["model"])
+    new.load_state_dict(found["optimizer"])
+    torch.set_rng_state(rng)
+    assert all(map(torch.equal, one_step(twin, new), wanted))
+
+    twin, new = fresh()
+    filled = {"o": get_optimizer_state_dict(twin, new)}
+    pt214_dcp.load(filled, tmp_path / "dcp")
+    twin.load_state_dict(found["model"])
+    set_optimizer_state_dict(twin, new, filled["o"])
+    torch.set_rng_state(rng)
+    assert all(map(torch.equal, one_step(twin, new), wanted))
+
+
+def test_a_mismatch_without_an_optimizer_has_no_such_hint(saved: Path) -> None:
+    with pytest.raises(pt214_dcp.StateMismatch) as caught:
+        pt214_dcp.load({"a": torch.zeros(2, 3)}, saved)
+    assert "optimizer" not in str(caught.value)
 
 
 def test_a_number_and_its_text_are_two_keys(tmp_path: Path) -> None:

@@ -88,4 +88,11 @@ class StateMismatch(CheckpointError):
             if keys:
                 lines.append(f"  {title} ({len(keys)}):")
                 lines += [f"    {key}" for key in keys]
+        if any("state" in key.split("/") for key in self.unexpected):
+            lines.append(
+                "  An optimizer that has made no step has no state to fill. Either read what was "
+                "saved, pt214_dcp.read(path), and give it to optimizer.load_state_dict(); or take "
+                "the state dict from torch.distributed.checkpoint.state_dict."
+                "get_optimizer_state_dict(model, optimizer), which makes the state first."
+            )
         super().__init__("\n".join(lines))
