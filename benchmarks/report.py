@@ -37,8 +37,10 @@ def table(results: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in (row for result in results for row in result["rows"]):
-        ours, rival = f"{row['ours']:.4g} {row['unit']}", f"{row['rival']:.4g}"
-        name, ratio = row["rival_name"], f"{row['ratio']:.2f}"
+        ours, name = f"{row['ours']:.4g} {row['unit']}", row["rival_name"]
+        rival, ratio = row.get("absent", ""), ""
+        if row["ratio"] is not None:
+            rival, ratio = f"{row['rival']:.4g}", f"{row['ratio']:.2f}"
         lines.append(f"| {row['case']} | {ours} | {name} | {rival} | {ratio} |")
     return "\n".join(lines) + "\n"
 
@@ -50,7 +52,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for result in results for row in result["rows"]][::-1]
+    rows = [row for result in results for row in result["rows"] if row["ratio"] is not None][::-1]
     figure, axes = plt.subplots(figsize=(9, 0.28 * len(rows) + 1), layout="constrained")
     names = [f"{row['case']}, beside {row['rival_name']}" for row in rows]
     colors = ["tab:green" if row["ratio"] >= 1 else "tab:orange" for row in rows]

@@ -12,6 +12,7 @@ import harness
 import machine
 import pytest
 from paired import COVERAGE, paired, rank_of
+from report import table
 
 
 def covered(rounds: int, at: int) -> float:
@@ -56,6 +57,7 @@ def test_an_absent_rival_has_no_ratio(tmp_path: Path, monkeypatch: pytest.Monkey
     assert other["ratio"] is None
     assert other["absent"] == "not installed"
     assert harness.shown(other).endswith("other not installed")
+    assert "| save | 1 s | other | not installed |  |" in table([result])
 
 
 def test_turns_alternate_so_that_nobody_always_goes_first() -> None:
