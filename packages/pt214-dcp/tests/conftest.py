@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 import traceback
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -86,3 +87,18 @@ def begin_ranks(tmp_path: Path) -> Iterator[Callable[..., list[BaseProcess]]]:
 
     yield call
     end(begun)
+
+
+@pytest.fixture
+def peak() -> Callable[[Callable[[], object]], int]:
+    """``peak(call)`` is the most memory of Python objects, in bytes, while ``call`` runs."""
+
+    def measured(call: Callable[[], object]) -> int:
+        tracemalloc.start()
+        try:
+            call()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return measured

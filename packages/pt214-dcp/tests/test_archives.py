@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as stock_save
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 BOMB_BYTES = 64 << 20
 ROOM_BYTES = 8 << 20
+Peak = Callable[[Callable[[], object]], int]
 
 
 def good() -> bytes:
@@ -72,15 +72,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def peak(call: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def refused(read: Callable[[], object], words: str) -> None:
     with pytest.raises(pt214_dcp.ChunkCorrupt, match=words):
         read()
@@ -93,14 +84,16 @@ def test_what_torch_writes_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_is_refused_by_file_and_takes_no_memory(name: str) -> None:
+def test_a_hostile_archive_is_refused_by_file_and_takes_no_memory(name: str, peak: Peak) -> None:
     make, words = HOSTILE[name]
     data = make()
     check = lambda: archives.check_archive(io.BytesIO(data), "file.pt")  # noqa: E731
     assert peak(lambda: refused(check, rf"file\.pt.*({words})")) < ROOM_BYTES
 
 
-def test_a_torch_file_that_is_compressed_is_refused_by_its_entry(tmp_path: Path) -> None:
+def test_a_torch_file_that_is_compressed_is_refused_by_its_entry(
+    tmp_path: Path, peak: Peak
+) -> None:
     (tmp_path / "a.pt").write_bytes(packed(zipfile.ZIP_DEFLATED))
     words = r"a\.pt: entry 'archive/data.pkl' is compressed"
     read = lambda: pt214_dcp.convert(tmp_path / "a.pt", tmp_path / "b")  # noqa: E731
@@ -120,14 +113,16 @@ def stock_bomb(path: Path) -> None:
     file.write_bytes(bomb)
 
 
-def test_a_bomb_in_a_stock_checkpoint_is_refused_by_file_and_key(tmp_path: Path) -> None:
+def test_a_bomb_in_a_stock_checkpoint_is_refused_by_file_and_key(
+    tmp_path: Path, peak: Peak
+) -> None:
     stock_bomb(tmp_path)
     words = r"__0_0\.distcp at offset 0: w: entry 'archive/data.pkl' is compressed"
     assert peak(lambda: refused(lambda: distcp.read_distcp(tmp_path), words)) < ROOM_BYTES
 
 
 def test_a_reader_that_unpacks_first_fails_the_bomb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: Peak
 ) -> None:
     """Twin: it looks at nothing before it holds contents against their crc32."""
 

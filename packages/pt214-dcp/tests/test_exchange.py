@@ -73,7 +73,7 @@ def test_a_rank_that_never_comes_is_named(
 
 def unmarked_rank(rank: int, folder: str) -> None:
     broken: Any = exchange
-    broken._mark = lambda _: True
+    broken._mark = lambda _: None
     absent_rank(rank, folder, "save")
 
 

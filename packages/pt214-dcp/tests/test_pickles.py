@@ -8,9 +8,9 @@ import resource
 import struct
 import subprocess
 import sys
-import tracemalloc
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as stock_save
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 ROOM_BYTES = 8 << 20
+Peak = Callable[[Callable[[], object]], int]
 HUGE = 1 << 40
 STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu%stQ"
 
@@ -70,17 +71,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-def peak(call: Any) -> int:
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_pickle_that_asks_for_much_is_refused_and_gets_nothing(name: str) -> None:
+def test_a_pickle_that_asks_for_much_is_refused_and_gets_nothing(name: str, peak: Peak) -> None:
     data, words = HOSTILE[name]
 
     def walk() -> None:
@@ -210,7 +202,7 @@ def empty(metadata: Any) -> None:
     ],
 )
 def test_a_stock_record_that_lies_of_sizes_takes_no_memory(
-    tmp_path: Path, change: Any, words: str
+    tmp_path: Path, change: Any, words: str, peak: Peak
 ) -> None:
     hostile_metadata(tmp_path, change)
 

@@ -131,12 +131,11 @@ def _together(ranks: Ranks, collective: Any, *args: Any) -> None:
             if waited_s > ranks.timeout_s:
                 raise _lost(ranks, f"not all came within {ranks.timeout_s:g} s")
             if not marked and waited_s > min(MARK_AFTER_S, ranks.timeout_s / 4):
-                marked = _mark(ranks)
+                _mark(ranks)
+                marked = True
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _POLL_MOST_S)
         work.wait()
-    except RankLost:
-        raise
     except RuntimeError as error:  # DistBackendError and gloo's errors are both
         if not marked:
             _mark(ranks)
@@ -168,12 +167,11 @@ def _absent(ranks: Ranks) -> list[int]:
         return []
 
 
-def _mark(ranks: Ranks) -> bool:
+def _mark(ranks: Ranks) -> None:
     try:
         default_store().set(_key(ranks, ranks.rank), "1")
     except (RuntimeError, ValueError) as error:
         logger.warning("could not tell in the store that this rank waits: %s", error)
-    return True
 
 
 def _unmark(ranks: Ranks) -> None:

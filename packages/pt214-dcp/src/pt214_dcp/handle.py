@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from pt214_dcp.errors import SaveCancelled
+from pt214_dcp.progress import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class SaveHandle:
         path: str,
         started: float,
         rank_size_bytes: int,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Meter | None = None,
     ) -> None:
         self.path = path
         self.blocked_s = 0.0
@@ -148,9 +149,8 @@ class SaveHandle:
         """The last word of the background thread."""
         with self._lock:
             self._phase = Phase.DONE if error is None else Phase.FAILED
-        close = getattr(self._progress, "close", None)  # a meter's; a plain function has none
-        if close is not None:
-            close()
+        if self._progress is not None:
+            self._progress.close()
         if error is None:
             for call in self._after:
                 try:

@@ -27,13 +27,12 @@ from pt214_dcp.fit import Fit, bitmap, fit, unexpected
 from pt214_dcp.garbage import uncollected
 from pt214_dcp.layout import Box, Held, local_boxes, whole_box
 from pt214_dcp.own import OwnFill, own_fills
+from pt214_dcp.progress import Told
 from pt214_dcp.reads import Reads
 from pt214_dcp.staging import bits, part_of
 from pt214_dcp.state import Flat
 from pt214_dcp.stores.place import Where
 from pt214_dcp.table import Table
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class LoadOptions:
 
     cast: bool = False
     partial: bool = False
-    progress: Progress | None = None
+    progress: Told | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,7 @@ def _together(
         raise LoadFailed(f"{path}: not loaded: {error}") from error
 
 
-def _counted(progress: Progress | None, total_bytes: int) -> Callable[[int], None] | None:
+def _counted(progress: Told | None, total_bytes: int) -> Callable[[int], None] | None:
     if progress is None:
         return None
     done = 0

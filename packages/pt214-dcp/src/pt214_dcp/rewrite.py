@@ -29,13 +29,13 @@ from pt214_dcp.layout import Box, Held, Layout, Mesh, Split
 from pt214_dcp.loader import plan_box
 from pt214_dcp.manifest import BLOCK_BYTES, Manifest, Own
 from pt214_dcp.plan import plan
+from pt214_dcp.progress import Told, meter_of
 from pt214_dcp.rank_files import RankFiles, write_rank
 from pt214_dcp.reads import Reads
 from pt214_dcp.repair import QUIET_S
 from pt214_dcp.stores.place import Where
 from pt214_dcp.table import Table, TensorRecord
 
-Progress = Callable[[int, int], None]
 Read = Callable[[int, Box, torch.Tensor, Reads], None]  # tensor, part, where to, reads to add to
 
 
@@ -45,7 +45,7 @@ def rewrite(
     *,
     ranks: int | None = None,
     hashes: bool = False,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> None:
     """Read the checkpoint at ``source`` and commit it at ``target``, which may be the same.
 
@@ -68,9 +68,8 @@ def rewrite(
     )
     generation = f"gen-{uuid.uuid4().hex}"
     total = sum(job.files.plan.size_bytes for job in jobs)
-    handle = SaveHandle(
-        str(target), time.monotonic(), total, progress
-    )  # counts bytes; nobody waits for it
+    told = meter_of(progress, f"rewrite {target}")
+    handle = SaveHandle(str(target), time.monotonic(), total, told)  # it only counts bytes
     previous = commit.committed(target)
     try:
         with DataFiles(checkpoint) as data, leftovers.alive(target / generation):

@@ -254,14 +254,15 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
 
 def _check_memory(tensor: torch.Tensor, path: str) -> None:
     """Refuse tensors whose bytes are elsewhere: freed by a wrapper, or wrapped by torch.func."""
+    local = tensor if type(tensor) in PLAIN else local_tensor(tensor)
     try:
-        address = local_tensor(tensor).data_ptr()
+        address = local.data_ptr()
     except RuntimeError as error:
         raise NotData(
             f"{path}: a tensor without memory of its own, as inside torch.func.vmap or grad; save "
             "what the transformed function returns"
         ) from error
-    if address == 0 and tensor.numel() and local_tensor(tensor).numel():
+    if address == 0 and local.numel():
         raise NotData(
             f"{path}: its storage was freed, as fully_shard does between uses; save the sharded "
             "parameters (torch.distributed.checkpoint.state_dict gives them), or unshard() first"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from pt214_dcp.interop.huggingface import (
 )
 from pt214_dcp.interop.target import appearing, check_free
 from pt214_dcp.interop.torch_files import check_torch_file, load_weights
+from pt214_dcp.progress import Told
 from pt214_dcp.reader import build
 from pt214_dcp.root import COMMIT
-
-Progress = Callable[[int, int], None]
 
 
 class Kind(enum.Enum):
@@ -65,7 +63,7 @@ def convert(
     target: str | os.PathLike[str],
     *,
     to: str | Kind = Kind.PT214,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> None:
     """Read ``source``, whatever it is, and write ``target``.
 

@@ -17,13 +17,13 @@ import torch
 from pt214_dcp.checkpoint import Checkpoint
 from pt214_dcp.errors import CheckpointError, ChunkCorrupt, NotACheckpoint, NotData
 from pt214_dcp.interop.safetensors_header import check_header
+from pt214_dcp.progress import Told
 from pt214_dcp.reader import read_tensor
 from pt214_dcp.table import Table
 from pt214_dcp.trees import children, values_of
 
 INDEX = "model.safetensors.index.json"
 MOST_BYTES = 5_000_000_000  # of one file, as transformers has it
-Told = Callable[[int, int], None]
 
 
 def is_safetensors(path: Path) -> bool:
